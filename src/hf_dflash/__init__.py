@@ -1,0 +1,3 @@
+"""DFlash and DFlare drafters for Hugging Face transformers: the same tokens, sooner."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,11 @@
+"""What every test shares: no network, few threads, reproducible examples, the real model."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from hypothesis import settings
+
+settings.register_profile("hf_dflash", derandomize=True, deadline=None, max_examples=50)
+settings.load_profile("hf_dflash")
