@@ -1,12 +1,17 @@
-"""Drafter config spellings: which file formats exist, how each is read, and the one that is written.
+"""Drafter config spellings: which formats exist, how each is read, which one is written.
 
 Pure functions from dict to dict, so that a format can be tested without a model. Everything a
 drafter's `config.json` may say ends up in one flat dict; what this package does not implement is
 refused by name, because a key that is read and dropped gives a drafter that runs and drafts badly.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from transformers import GenerationConfig, Qwen3Config
+
+from .rope_dflash import read_rope
 
 #: Class names that mean "DFlash body, nothing added" (z-lab, AngelSlim, NeMo Automodel).
 DFLASH_ARCHITECTURES = ("DFlashDraftModel", "QwenDFlashDraftModel", "Qwen3DFlashDraftModel")
@@ -23,20 +28,24 @@ QWEN3_NUM_LAYERS = 32  # what Qwen3Config takes when the number is not given
 #: Formats this package does not read, with what to do about each.
 REFUSED_FORMATS = {
     "speculators": (
-        "a vLLM speculators checkpoint (`speculators_model_type`): its layer ids are shifted by one "
-        "and it may have a reduced vocabulary. Serve it with vLLM, or use the z-lab release of the drafter"
+        "a vLLM speculators checkpoint (`speculators_model_type`): its layer ids are shifted by "
+        "one and it may have a reduced vocabulary. Serve it with vLLM, or use the z-lab release "
+        "of the drafter"
     ),
     "domino": "a Domino drafter (GRU head). Use a plain DFlash drafter of the same target",
     "dspark": (
-        "a DSpark / DeepSpec drafter (the anchor slot already predicts, Markov or confidence head). "
-        "Use a plain DFlash drafter of the same target"
+        "a DSpark / DeepSpec drafter (the anchor slot already predicts, Markov or confidence "
+        "head). Use a plain DFlash drafter of the same target"
     ),
     "dflash2": (
-        "a DFlash 2 drafter (convolutions and a candidate selector). Use a DFlash or DFlare drafter of the same target"
+        "a DFlash 2 drafter (convolutions and a candidate selector). Use a DFlash or DFlare "
+        "drafter of the same target"
     ),
     "dfly": "a DFly drafter (hidden correction). Use a DFlash or DFlare drafter of the same target",
-    "laguna": "a Laguna drafter (gated attention, one norm per tap). Use a plain DFlash drafter of the same target",
-    "other": "not a drafter that this package knows",
+    "laguna": (
+        "a Laguna drafter (gated attention, one norm per tap). Use a plain DFlash drafter of the "
+        "same target"
+    ),
 }
 
 #: Keys that may stand at the top level or in `dflash_config`; the nested value wins.
@@ -75,28 +84,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "rope_is_neox_style": (None, True),
     "logit_scale": (None, 1, 1.0),
 }
-#: Qwen3 and transformers fields, the ones older transformers wrote, and what other engines leave.
-PASSED_ON = frozenset(
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim hidden_act max_position_embeddings initializer_range rms_norm_eps "
-    "use_cache attention_bias attention_dropout max_window_layers pad_token_id bos_token_id "
-    "eos_token_id transformers_version architectures output_hidden_states return_dict dtype "
-    "torch_dtype chunk_size_feed_forward id2label label2id problem_type num_labels name_or_path "
-    "_name_or_path output_attentions attn_implementation experts_implementation auto_map "
-    "quantization_config".split()
-)
-DROPPED = frozenset(
-    "model_type tie_word_embeddings is_encoder_decoder use_bfloat16 torchscript pruned_heads "
-    "tf_legacy_loss _commit_hash _attn_implementation_autoset _attn_implementation_internal "
-    "_experts_implementation_internal add_cross_attention tie_encoder_decoder "
-    "cross_attention_hidden_size decoder finetuning_task is_decoder prefix task_specific_params "
-    "tokenizer_class sep_token_id decoder_start_token_id pretraining_tp max_length min_length "
-    "do_sample early_stopping num_beams num_beam_groups diversity_penalty top_k top_p typical_p "
-    "repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size "
-    "bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id "
-    "forced_eos_token_id remove_invalid_values exponential_decay_length_penalty suppress_tokens "
-    "begin_suppress_tokens".split()
-)
 #: Drafting policy: it has a file of its own, which transformers saves next to the config.
 POLICY_KEYS = (
     "num_assistant_tokens",
@@ -105,6 +92,47 @@ POLICY_KEYS = (
     "draft_tree_nodes",
     "temperature",
 )
+#: Qwen3's and transformers' own fields, and what transformers takes besides.
+PASSED_ON = frozenset(field.name for field in dataclasses.fields(Qwen3Config)) | {
+    "torch_dtype",
+    "num_labels",
+    "name_or_path",
+    "_name_or_path",
+    "output_attentions",
+    "attn_implementation",
+    "experts_implementation",
+    "auto_map",
+    "quantization_config",
+}
+#: Without effect on a drafter: sampling options and what older releases of transformers wrote.
+DROPPED = (frozenset(GenerationConfig().to_dict()) - PASSED_ON - frozenset(POLICY_KEYS)) | {
+    "model_type",
+    "tie_word_embeddings",
+    "is_encoder_decoder",
+    "use_bfloat16",
+    "torchscript",
+    "pruned_heads",
+    "tf_legacy_loss",
+    "_commit_hash",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
+    "_experts_implementation_internal",
+    "add_cross_attention",
+    "tie_encoder_decoder",
+    "cross_attention_hidden_size",
+    "finetuning_task",
+    "is_decoder",
+    "prefix",
+    "task_specific_params",
+    "tokenizer_class",
+    "sep_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "early_stopping",
+    "num_beam_groups",
+    "diversity_penalty",
+    "pretraining_tp",
+}
 
 
 def detect_format(config: Mapping[str, Any], tensor_names: Iterable[str] = ()) -> str:
@@ -199,7 +227,7 @@ def read_config_dict(config: Mapping[str, Any]) -> dict[str, Any]:
             fields[key] = value if value is not None else other
     _read_causality(fields, nested)
     fields |= _read_attention(raw, nested)
-    fields["rope_parameters"] = _read_rope(raw)
+    fields["rope_parameters"] = read_rope(raw)
     _refuse_reduced_vocabulary(raw)
     for section, where in ((nested, "dflash_config"), (raw, "the drafter's config")):
         _refuse_leftovers(section, where)
@@ -222,7 +250,8 @@ def _readable_format(config: Mapping[str, Any]) -> str:
     model_type = config.get("model_type", "qwen3")
     if model_type not in ("qwen3", "gpt_oss", "muse_glimmer_assistant"):
         raise ValueError(
-            f'`model_type` of a DFlash drafter is "qwen3" for every target family, got {model_type!r}. '
+            '`model_type` of a DFlash drafter is "qwen3" for every target family, got '
+            f"{model_type!r}. "
             "If its layers are Qwen3 layers, set it to that in config.json."
         )
     return kind
@@ -247,8 +276,8 @@ def _read_causality(fields: dict[str, Any], nested: dict[str, Any]) -> None:
         return
     if fields.setdefault("is_causal", causal) != causal:
         raise ValueError(
-            f"`is_causal` ({fields['is_causal']}) and `dflash_config.causal` ({causal}) must agree, "
-            "since each engine reads only one of them. Delete the wrong one."
+            f"`is_causal` ({fields['is_causal']}) and `dflash_config.causal` ({causal}) must "
+            "agree, since each engine reads only one of them. Delete the wrong one."
         )
 
 
@@ -285,110 +314,13 @@ def _read_attention(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, An
     }
 
 
-#: Keys each kind of rotary embedding needs, and those it may have.
-ROPE_KEYS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
-    "default": (frozenset(), frozenset()),
-    "linear": (frozenset({"factor"}), frozenset()),
-    "dynamic": (frozenset({"factor"}), frozenset({"original_max_position_embeddings"})),
-    "yarn": (
-        frozenset({"factor"}),
-        frozenset(
-            "original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
-            "mscale_all_dim truncate".split()
-        ),
-    ),
-    "longrope": (
-        frozenset({"short_factor", "long_factor"}),
-        frozenset({"original_max_position_embeddings", "attention_factor", "factor"}),
-    ),
-    "llama3": (
-        frozenset(
-            {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}
-        ),
-        frozenset(),
-    ),
-}
-
-
-def _read_rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """Merge the two spellings of the rotary embedding into one dict, `rope_type` and all.
-
-    Raises:
-        ValueError: If they disagree, or ask for a rotary embedding Qwen3's layers do not have.
-    """
-    theta = raw.pop("rope_theta", None)
-    scaling = raw.pop("rope_scaling", None)
-    parameters = raw.pop("rope_parameters", None)
-    factor = raw.pop("partial_rotary_factor", None)
-    rope = _flat_rope(scaling, "rope_scaling") | _flat_rope(parameters, "rope_parameters")
-    for key, value in _flat_rope(scaling, "rope_scaling").items():
-        if rope[key] != value:
-            raise ValueError(
-                f"`rope_scaling.{key}` ({value!r}) and `rope_parameters.{key}` ({rope[key]!r}) must agree. "
-                "Keep the spelling the drafter was trained with."
-            )
-    if theta is not None and rope.setdefault("rope_theta", theta) != theta:
-        raise ValueError(
-            f"`rope_theta` ({theta}) and `rope_parameters.rope_theta` ({rope['rope_theta']}) must agree. "
-            "Keep the one the drafter was trained with."
-        )
-    if factor is not None:
-        rope.setdefault("partial_rotary_factor", factor)
-    return checked_rope(rope)
-
-
-def _flat_rope(section: Any, name: str) -> dict[str, Any]:
-    if section is None:
-        return {}
-    if not isinstance(section, Mapping):
-        raise TypeError(f"`{name}` must be an object or null, got {section!r}.")
-    rope = dict(section)
-    legacy_type = rope.pop("type", None)
-    if legacy_type is not None and rope.setdefault("rope_type", legacy_type) != legacy_type:
-        raise ValueError(
-            f"`{name}` has `type` {legacy_type!r} and `rope_type` {rope['rope_type']!r}. Keep one of them."
-        )
-    return rope
-
-
-def checked_rope(rope: dict[str, Any]) -> dict[str, Any]:
-    """Return ``rope`` with its defaults filled in, if Qwen3's rotary embedding honours all of it."""
-    rope = {key: value for key, value in rope.items() if value is not None}
-    # Sections are for positions with several axes. A drafter's have one, and then they all agree.
-    for key in ("mrope_section", "mrope_interleaved"):
-        rope.pop(key, None)
-    if rope.get("rope_type") == "mrope":
-        rope["rope_type"] = "default"
-    if rope.pop("partial_rotary_factor", 1.0) != 1.0:
-        raise ValueError(
-            "`partial_rotary_factor` must be 1.0: Qwen3's rotary embedding turns whole heads. A drafter "
-            "trained with another value is not supported."
-        )
-    kind = rope.setdefault("rope_type", "default")
-    rope.setdefault("rope_theta", 10000.0)
-    if kind not in ROPE_KEYS:
-        raise ValueError(
-            f"`rope_parameters.rope_type` must be one of {sorted(ROPE_KEYS)}, got {kind!r}. One entry for "
-            "all layers is expected, not one per layer type."
-        )
-    required, optional = ROPE_KEYS[kind]
-    keys = rope.keys() - {"rope_type", "rope_theta"}
-    if missing := sorted(required - keys):
-        raise ValueError(f"`rope_parameters` of type {kind!r} need {missing}, got {sorted(keys)}.")
-    if unknown := sorted(keys - required - optional):
-        raise ValueError(
-            f"`rope_parameters` of type {kind!r} cannot honour {unknown}. Remove what does not belong to "
-            f"it; {sorted(required | optional)} are read."
-        )
-    return rope
-
-
 def _refuse_reduced_vocabulary(raw: dict[str, Any]) -> None:
     size = raw.pop("draft_vocab_size", None)
     if size is not None and size != raw.get("vocab_size", size):
         raise ValueError(
-            f"`draft_vocab_size` must equal `vocab_size` ({raw['vocab_size']}), got {size}: a reduced draft "
-            "vocabulary is not supported. Use a drafter that shares the target's head."
+            f"`draft_vocab_size` must equal `vocab_size` ({raw['vocab_size']}), got {size}: a "
+            "reduced draft vocabulary is not supported. Use a drafter that shares the target's "
+            "head."
         )
 
 
@@ -399,8 +331,9 @@ def _refuse_leftovers(section: dict[str, Any], where: str) -> None:
         if key in NEUTRAL_VALUES:
             if value not in NEUTRAL_VALUES[key]:
                 raise ValueError(
-                    f"`{key}` = {value!r} in {where} is not supported ({NEUTRAL_VALUES[key][-1]!r} is). "
-                    "The drafter needs an engine that implements it; use a plain DFlash drafter here."
+                    f"`{key}` = {value!r} in {where} is not supported "
+                    f"({NEUTRAL_VALUES[key][-1]!r} is). The drafter needs an engine that "
+                    "implements it; use a plain DFlash drafter here."
                 )
         elif key in POLICY_KEYS:
             raise ValueError(
@@ -411,8 +344,8 @@ def _refuse_leftovers(section: dict[str, Any], where: str) -> None:
             unknown.append(key)
     if unknown:
         raise ValueError(
-            f"Unknown keys {sorted(unknown)} in {where}. Correct the spelling, or delete a key that does "
-            "not change the drafter's forward pass."
+            f"Unknown keys {sorted(unknown)} in {where}. Correct the spelling, or delete a key "
+            "that does not change the drafter's forward pass."
         )
 
 
