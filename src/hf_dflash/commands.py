@@ -1,0 +1,109 @@
+"""What the commands of ``hf-dflash`` do: check, load, run, show, write."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from .demo import (
+    LoadPair,
+    Pair,
+    as_json,
+    check_dtype,
+    check_json_path,
+    check_max_new_tokens,
+    read_prompts,
+    run,
+)
+from .demo_view import TerminalView
+from .modeling_dflash import DFlashDraftModel
+from .smollm2 import load_target
+
+# Kinds of text the demo's drafter was trained on, and one open question that it is not good at.
+DEMO_PROMPTS = (
+    "Count from 1 to 30, separated by commas.",
+    "Write a JSON object with the name, capital, population and currency of France.",
+    "Make a markdown table of five fruits with their color and taste.",
+    "Write a SQL query that selects the name and salary of all employees who earn over 50000.",
+    "Explain why the sky is blue.",
+)
+
+
+def run_demo(
+    *, dtype: str, prompts_file: Path | None, max_new_tokens: int, json_file: Path | None
+) -> None:
+    """Decode the demo's prompts, or those of a file, with SmolLM2-135M-Instruct."""
+    _check(dtype, max_new_tokens, json_file)
+    prompts = DEMO_PROMPTS if prompts_file is None else read_prompts(prompts_file)
+    drafter_folder = demo_drafter_folder()
+    view = TerminalView(Console())
+
+    def load_pair(name: str) -> Pair:
+        target, tokenizer = load_target(name, notify=view.notify)
+        drafter = DFlashDraftModel.from_pretrained(drafter_folder, dtype=name)
+        return _on_device(Pair(target, tokenizer, drafter, name))
+
+    _run(load_pair, prompts, dtype, max_new_tokens, json_file, view)
+
+
+def run_pair(
+    target: str,
+    drafter: str,
+    prompts: Sequence[str],
+    *,
+    dtype: str,
+    max_new_tokens: int,
+    json_file: Path | None,
+) -> None:
+    """Decode prompts with any target and a drafter made for it."""
+    _check(dtype, max_new_tokens, json_file)
+
+    def load_pair(name: str) -> Pair:
+        # The drafter first: it is small, and most mistakes are found in its config.
+        draft_model = DFlashDraftModel.from_pretrained(drafter, dtype=name)
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=name)
+        tokenizer = AutoTokenizer.from_pretrained(target)
+        return _on_device(Pair(model, tokenizer, draft_model, name))
+
+    _run(load_pair, prompts, dtype, max_new_tokens, json_file, TerminalView(Console()))
+
+
+def demo_drafter_folder() -> Path:
+    """The demo's drafter, which lies beside the code in a checkout and not in the wheel."""
+    folder = Path(__file__).parents[2] / "model_cards" / "smollm2-135m-instruct-dflash"
+    if not (folder / "model.safetensors").is_file():
+        raise FileNotFoundError(
+            f"The demo needs its drafter in {folder}, which holds none. Run the demo from a "
+            "checkout installed with `pip install -e .`, or use `hf-dflash generate --drafter`."
+        )
+    return folder
+
+
+def _check(dtype: str, max_new_tokens: int, json_file: Path | None) -> None:
+    check_dtype(dtype)
+    check_max_new_tokens(max_new_tokens)
+    check_json_path(json_file)
+
+
+def _on_device(pair: Pair) -> Pair:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    target, drafter = pair.target.to(device).eval(), pair.drafter.to(device).eval()
+    return Pair(target, pair.tokenizer, drafter, pair.dtype)
+
+
+def _run(
+    load_pair: LoadPair,
+    prompts: Sequence[str],
+    dtype: str,
+    max_new_tokens: int,
+    json_file: Path | None,
+    view: TerminalView,
+) -> None:
+    transformers_logging.disable_progress_bar()
+    report = run(load_pair, prompts, dtype=dtype, max_new_tokens=max_new_tokens, view=view)
+    view.summary(report)
+    if json_file is not None:
+        json_file.write_text(as_json(report), encoding="utf-8")

@@ -1,0 +1,376 @@
+"""Decode prompts plainly and with a drafter, and measure both. Nothing here prints.
+
+What a person sees is up to a :class:`View`; ``demo_view`` has one for terminals.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+DTYPES = ("float32", "bfloat16")
+
+# Timing a dtype: one prompt, this many tokens, best of so many rounds. About ten seconds for both
+# dtypes on two cores, and enough to tell them apart (they differ by a third or more).
+TIMING_TOKENS = 32
+TIMING_ROUNDS = 2
+
+OnTokens = Callable[[Sequence[int], int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target with its tokenizer, and a drafter, both in one dtype."""
+
+    target: Any
+    tokenizer: Any
+    drafter: Any
+    dtype: str
+
+
+LoadPair = Callable[[str], Pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What one call of ``generate`` made and took."""
+
+    token_ids: tuple[int, ...]
+    time_s: float  # the prompt's forward included
+    target_forwards: int
+    n_accepted: tuple[int, ...]  # drafts emitted, per cycle; empty when decoded plainly
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens per second, the prompt's forward included."""
+        return len(self.token_ids) / self.time_s
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two decodings part, and how sure the target is there."""
+
+    token_index: int  # among the new tokens
+    plain_id: int | None  # None: the plain decoding has ended
+    drafted_id: int | None
+    top2_gap: float  # largest minus second largest logit of the target, after the common part
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One prompt decoded both ways."""
+
+    prompt: str
+    plain: Decoding
+    drafted: Decoding
+    difference: Difference | None  # None: identical
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How fast a pair decodes in one dtype, measured briefly."""
+
+    dtype: str
+    tokens_per_s_plain: float
+    tokens_per_s_drafted: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """The figures of one prompt or of several; the keys of the JSON file."""
+
+    identical: bool
+    acceptance_length: float | None  # None: no cycle was run
+    tokens_per_s_plain: float
+    tokens_per_s_drafted: float
+    speedup: float
+    speedup_vs_best_plain: float | None  # None: only one dtype was timed
+    target_forwards: int
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a run measured."""
+
+    dtype: str
+    timings: tuple[Timing, ...]  # empty unless both dtypes were timed
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def overall(self) -> Measures:
+        """The figures over all prompts: tokens over seconds, and the mean over all cycles."""
+        return measure(self.comparisons, best_plain_factor(self.timings, self.dtype))
+
+
+class View(Protocol):
+    """What a run tells as it goes."""
+
+    def loading(self, dtype: str) -> None:
+        """The models are about to be loaded."""
+
+    def timed(self, timings: Sequence[Timing], chosen: str) -> None:
+        """Both dtypes were timed, and ``chosen`` is used."""
+
+    def start_prompt(self, pair: Pair, index: int, n_prompts: int, prompt: str) -> None:
+        """Prompt ``index`` (0-based) comes next."""
+
+    def start_decoding(self, drafted: bool) -> None:
+        """Tokens follow, plain ones first."""
+
+    def tokens(self, token_ids: Sequence[int], n_accepted: int) -> None:
+        """New tokens, of which the first ``n_accepted`` were accepted drafts."""
+
+    def end_prompt(self, comparison: Comparison, measures: Measures) -> None:
+        """Both decodings are done."""
+
+
+class TokenStream(BaseStreamer):
+    """Hands tokens on as ``generate`` makes them: one by one, or a whole cycle."""
+
+    def __init__(self, on_tokens: OnTokens) -> None:
+        self._on_tokens = on_tokens
+        self._prompt_is_due = True
+
+    def put(self, value: Tensor) -> None:
+        """Take the prompt first, which is dropped, then new tokens."""
+        if self._prompt_is_due:
+            self._prompt_is_due = False
+        else:
+            self._on_tokens(value.reshape(-1).tolist(), 0)
+
+    def put_cycle(self, token_ids: Tensor, n_accepted: int) -> None:
+        """Take one cycle of drafted decoding: accepted drafts, then the bonus token."""
+        self._on_tokens(token_ids.tolist(), n_accepted)
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse a dtype that the demo cannot run in."""
+    if dtype not in ("auto", *DTYPES):
+        raise ValueError(f"`dtype` must be auto, float32 or bfloat16, got {dtype!r}.")
+
+
+def check_max_new_tokens(max_new_tokens: int) -> None:
+    """Refuse a number of tokens with which nothing is decoded."""
+    if max_new_tokens < 1:
+        raise ValueError(f"`max_new_tokens` must be at least 1, got {max_new_tokens}.")
+
+
+def check_json_path(path: Path | None) -> None:
+    """Refuse, before minutes of work, a path that cannot be written after them."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ValueError(f"`json` must be a file in an existing folder, got {path}.")
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Read a JSON Lines file of objects with ``prompt``; other keys are left alone.
+
+    Raises:
+        ValueError: A line is not such an object (the message has its number), or there is none.
+        OSError: The file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`prompts` must be a UTF-8 text file, got {path}: {error}.") from error
+    prompts = [_prompt_of(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise ValueError(
+            f"`prompts` must hold at least one object with `prompt`, got none in {path}."
+        )
+    return prompts
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not valid JSON ({error.msg}, column {error.colno}).") from error
+    prompt = entry.get("prompt") if isinstance(entry, dict) else None
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ValueError(f'{where}: needs an object like {{"prompt": "text"}}, got {line[:60]!r}.')
+    return prompt
+
+
+def run(
+    load_pair: LoadPair,
+    prompts: Sequence[str],
+    *,
+    dtype: str,
+    max_new_tokens: int,
+    view: View,
+) -> Report:
+    """Decode every prompt both ways, in ``dtype`` or in the one where drafting is fastest."""
+    pair, timings = _pair_to_use(load_pair, prompts[0], dtype, view)
+    factor = best_plain_factor(timings, pair.dtype)
+    comparisons = []
+    for index, prompt in enumerate(prompts):
+        view.start_prompt(pair, index, len(prompts), prompt)
+        comparison = compare(pair, prompt, max_new_tokens, view)
+        view.end_prompt(comparison, measure([comparison], factor))
+        comparisons.append(comparison)
+    return Report(pair.dtype, timings, tuple(comparisons))
+
+
+def _pair_to_use(
+    load_pair: LoadPair, prompt: str, dtype: str, view: View
+) -> tuple[Pair, tuple[Timing, ...]]:
+    view.loading(dtype)
+    if dtype != "auto":
+        pair = load_pair(dtype)
+        _warm_up(pair, prompt)
+        return pair, ()
+    pairs = [load_pair(name) for name in DTYPES]
+    timings = tuple(time_pair(pair, prompt) for pair in pairs)
+    chosen = max(range(len(pairs)), key=lambda i: timings[i].tokens_per_s_drafted)
+    view.timed(timings, pairs[chosen].dtype)
+    return pairs[chosen], timings
+
+
+def time_pair(pair: Pair, prompt: str) -> Timing:
+    """Time both ways of decoding briefly."""
+    _warm_up(pair, prompt)
+    input_ids = encode(pair, prompt)
+    best = {False: 0.0, True: 0.0}
+    for _ in range(TIMING_ROUNDS):
+        for drafted in best:
+            decoding = decode(pair, input_ids, TIMING_TOKENS, drafted=drafted)
+            best[drafted] = max(best[drafted], decoding.tokens_per_s)
+    return Timing(pair.dtype, best[False], best[True])
+
+
+def _warm_up(pair: Pair, prompt: str) -> None:
+    # The first calls set up kernels and memory pools: the first prompt would pay for all others.
+    input_ids = encode(pair, prompt)
+    for drafted in (False, True):
+        decode(pair, input_ids, 4, drafted=drafted)
+
+
+def compare(pair: Pair, prompt: str, max_new_tokens: int, view: View) -> Comparison:
+    """Decode one prompt plainly, then with the drafter."""
+    input_ids = encode(pair, prompt)
+    decodings = []
+    for drafted in (False, True):
+        view.start_decoding(drafted)
+        decodings.append(decode(pair, input_ids, max_new_tokens, view.tokens, drafted=drafted))
+    plain, drafted_decoding = decodings
+    difference = find_difference(pair, input_ids, plain.token_ids, drafted_decoding.token_ids)
+    return Comparison(prompt, plain, drafted_decoding, difference)
+
+
+def encode(pair: Pair, prompt: str) -> Tensor:
+    """The prompt as one user turn, if the target is a chat model; ids (1, S)."""
+    if getattr(pair.tokenizer, "chat_template", None):
+        encoded = pair.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+    else:
+        encoded = pair.tokenizer(prompt, return_tensors="pt")
+    ids: Tensor = encoded["input_ids"]
+    return ids.to(pair.target.device)
+
+
+def decode(
+    pair: Pair,
+    input_ids: Tensor,
+    max_new_tokens: int,
+    on_tokens: OnTokens = lambda _ids, _n_accepted: None,
+    *,
+    drafted: bool,
+) -> Decoding:
+    """Decode greedily, with or without the drafter, streaming to ``on_tokens``."""
+    started_s = time.perf_counter()
+    output = pair.target.generate(
+        input_ids=input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        streamer=TokenStream(on_tokens),
+        return_dict_in_generate=True,
+        assistant_model=pair.drafter if drafted else None,
+    )
+    time_s = time.perf_counter() - started_s
+    token_ids = tuple(output.sequences[0, input_ids.shape[1] :].tolist())
+    if not drafted:
+        return Decoding(token_ids, time_s, len(token_ids), ())
+    statistics = output.statistics
+    return Decoding(token_ids, time_s, statistics.target_forwards, tuple(statistics.n_accepted))
+
+
+def find_difference(
+    pair: Pair, input_ids: Tensor, plain_ids: Sequence[int], drafted_ids: Sequence[int]
+) -> Difference | None:
+    """Find the first token where two decodings differ, and the target's top-2 gap there."""
+    if list(plain_ids) == list(drafted_ids):
+        return None
+    shortest = min(len(plain_ids), len(drafted_ids))
+    agree = (a == b for a, b in zip(plain_ids, drafted_ids, strict=False))
+    index = next((i for i, same in enumerate(agree) if not same), shortest)
+    common = torch.cat([input_ids, input_ids.new_tensor([list(plain_ids[:index])])], dim=1)
+    with torch.no_grad():
+        logits = pair.target(common).logits[0, -1]
+    first, second = logits.float().topk(2).values.tolist()
+    plain_id, drafted_id = (
+        ids[index] if index < len(ids) else None for ids in (plain_ids, drafted_ids)
+    )
+    return Difference(index, plain_id, drafted_id, first - second)
+
+
+def best_plain_factor(timings: Sequence[Timing], dtype: str) -> float | None:
+    """How much faster plain decoding is in its best dtype than in ``dtype``, at least 1."""
+    plain = {timing.dtype: timing.tokens_per_s_plain for timing in timings}
+    return max(plain.values()) / plain[dtype] if plain else None
+
+
+def measure(comparisons: Sequence[Comparison], plain_factor: float | None) -> Measures:
+    """Sum up one or more prompts: tokens over seconds, accepted drafts over all cycles."""
+    plain_per_s = _tokens_per_s([c.plain for c in comparisons])
+    drafted_per_s = _tokens_per_s([c.drafted for c in comparisons])
+    emitted = [n + 1 for c in comparisons for n in c.drafted.n_accepted]
+    speedup = drafted_per_s / plain_per_s
+    return Measures(
+        identical=all(c.difference is None for c in comparisons),
+        acceptance_length=sum(emitted) / len(emitted) if emitted else None,
+        tokens_per_s_plain=plain_per_s,
+        tokens_per_s_drafted=drafted_per_s,
+        speedup=speedup,
+        speedup_vs_best_plain=None if plain_factor is None else speedup / plain_factor,
+        target_forwards=sum(c.drafted.target_forwards for c in comparisons),
+        n_tokens=sum(len(c.drafted.token_ids) for c in comparisons),
+    )
+
+
+def _tokens_per_s(decodings: Sequence[Decoding]) -> float:
+    return sum(len(d.token_ids) for d in decodings) / sum(d.time_s for d in decodings)
+
+
+def as_json(report: Report) -> str:
+    """The report as JSON: ``dtype``, ``timings``, ``prompts`` and ``overall``."""
+    factor = best_plain_factor(report.timings, report.dtype)
+    prompts = [
+        {
+            "prompt": c.prompt,
+            **asdict(measure([c], factor)),
+            "difference": None if c.difference is None else asdict(c.difference),
+        }
+        for c in report.comparisons
+    ]
+    document = {
+        "dtype": report.dtype,
+        "timings": [asdict(timing) for timing in report.timings],
+        "prompts": prompts,
+        "overall": asdict(report.overall),
+    }
+    return json.dumps(document, indent=2) + "\n"
