@@ -62,7 +62,7 @@ DRAFTER_KEYS = (
 )
 #: Left behind by training code; they say nothing about the forward pass.
 TRAINING_RESIDUE = frozenset(
-    {"num_anchors", "loss_decay_gamma", "attention_backend", "mask_token", "pure_draft_prefix_len"}
+    {"num_anchors", "loss_decay_gamma", "attention_backend", "mask_token"}
 )
 #: Keys whose listed values change nothing; any other value asks for something not implemented.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
+from transformers import initialization as init
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
@@ -27,6 +28,13 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from .checkpoint_dflash import (
+    check_loading_info,
+    read_generation_config,
+    save_generation_config,
+    strict_loading_options,
+    validate_generation_config,
+)
 from .configuration_dflash import DFlashConfig
 from .context_cache import ContextCache
 from .generation_dflash import install_dispatch
@@ -174,6 +182,7 @@ class DFlashDraftModel(PreTrainedModel):
     is_dflash_drafter = True
 
     def __init__(self, config: DFlashConfig) -> None:
+        config.validate_drafter()
         super().__init__(config)
         n_taps, n_layers = len(config.target_layer_ids), config.num_hidden_layers
         if config.architecture == "dflare":
@@ -189,6 +198,60 @@ class DFlashDraftModel(PreTrainedModel):
         self.context_key = uuid.uuid4().hex
         self.post_init()
         install_dispatch()
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any
+    ) -> Any:
+        """Load a drafter from a folder or repository, completely or not at all.
+
+        Takes transformers' arguments. Every known spelling of the config and of the tensor names
+        is read; an ``auto_map`` of the folder to other code is not followed. The drafting policy
+        (``generation_config.json``) is read along.
+
+        Do not load a drafter with ``AutoModel`` unless with ``trust_remote_code=True``: its
+        ``model_type`` is "qwen3", so that builds a Qwen3 model with random weights.
+
+        Raises:
+            ValueError: If the checkpoint is of another format, truncated, pickled, or any of its
+                tensors is missing, unexpected or wrongly shaped.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        options = strict_loading_options(pretrained_model_name_or_path, kwargs)
+        model, info = super().from_pretrained(
+            pretrained_model_name_or_path, *model_args, output_loading_info=True, **options
+        )
+        check_loading_info(info, pretrained_model_name_or_path)
+        model.generation_config = read_generation_config(pretrained_model_name_or_path, kwargs)
+        validate_generation_config(model.generation_config, model.config.block_size)
+        return (model, info) if wants_info else model
+
+    def save_pretrained(
+        self, save_directory: Any, is_main_process: bool = True, **kwargs: Any
+    ) -> None:
+        """Save the drafter so that this package, ``trust_remote_code`` and every engine load it.
+
+        Beyond transformers' own files this writes the drafting policy and the code. The tensors
+        keep the field's names, whatever names they were loaded under.
+
+        Raises:
+            ValueError: If the config or the drafting policy is not valid.
+        """
+        validate_generation_config(self.generation_config, self.config.block_size)
+        if is_main_process:
+            save_generation_config(self.generation_config, save_directory)
+        kwargs["save_original_format"] = False
+        super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(getattr(module, "layer_fusion_weights", None), nn.Parameter):
+            # DFlare's start: draft layer d of L listens mostly to tap d / L of the way up.
+            n_layers, n_taps = module.layer_fusion_weights.shape
+            start = torch.zeros(n_layers, n_taps)
+            for layer in range(n_layers):
+                start[layer, min(n_taps - 1, layer * n_taps // n_layers)] = 2.0
+            init.copy_(module.layer_fusion_weights, start)
 
     def new_cache(self) -> ContextCache:
         """An empty context cache that fits this drafter."""
@@ -328,3 +391,7 @@ def _visible(causal: bool, window: int | None) -> Any:
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary embeddings: states (N, heads, S, hd), cos and sin (N, S, hd)."""
     return states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
+
+
+# Puts the code and the `auto_map` into saved folders.
+DFlashDraftModel.register_for_auto_class("AutoModel")
