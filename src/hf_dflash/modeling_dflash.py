@@ -218,15 +218,16 @@ class DFlashDraftModel(PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         options = strict_loading_options(pretrained_model_name_or_path, kwargs)
-        model, info = super().from_pretrained(
+        loaded: Any = super().from_pretrained(
             pretrained_model_name_or_path, *model_args, output_loading_info=True, **options
         )
+        model, info = loaded
         check_loading_info(info, pretrained_model_name_or_path)
         model.generation_config = read_generation_config(pretrained_model_name_or_path, kwargs)
         validate_generation_config(model.generation_config, model.config.block_size)
         return (model, info) if wants_info else model
 
-    def save_pretrained(
+    def save_pretrained(  # type: ignore[override]  # takes the rest by name, whatever the release
         self, save_directory: Any, is_main_process: bool = True, **kwargs: Any
     ) -> None:
         """Save the drafter so that this package, ``trust_remote_code`` and every engine load it.
@@ -245,13 +246,14 @@ class DFlashDraftModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(getattr(module, "layer_fusion_weights", None), nn.Parameter):
+        weights = getattr(module, "layer_fusion_weights", None)
+        if isinstance(weights, nn.Parameter):
             # DFlare's start: draft layer d of L listens mostly to tap d / L of the way up.
-            n_layers, n_taps = module.layer_fusion_weights.shape
+            n_layers, n_taps = weights.shape
             start = torch.zeros(n_layers, n_taps)
             for layer in range(n_layers):
                 start[layer, min(n_taps - 1, layer * n_taps // n_layers)] = 2.0
-            init.copy_(module.layer_fusion_weights, start)
+            init.copy_(weights, start)
 
     def new_cache(self) -> ContextCache:
         """An empty context cache that fits this drafter."""
