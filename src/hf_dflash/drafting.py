@@ -249,7 +249,7 @@ class DFlashCandidateGenerator(CandidateGenerator):
         return ids, self._log_laws(proposal)
 
     def _log_laws(self, proposal: Proposal) -> Tensor | None:
-        if proposal.law is None:
+        if proposal.law is None or len(proposal.draft_ids) == 0:
             return None
         vocab_size = self.drafter.config.vocab_size
         rows = [proposal.law.dense(i, vocab_size) for i in range(len(proposal.draft_ids))]
@@ -281,16 +281,18 @@ def _sample_rows(logits: Tensor, warpers: Sequence[Any]) -> Proposal:
 
 
 def _confident_part(proposal: Proposal, logits: Tensor, threshold: float) -> Proposal:
-    """Keep the drafts before the first whose probability is below ``threshold``.
+    """Keep the drafts before the first slot whose likeliest token is below ``threshold``.
 
-    The probability is the draft's own q, or the drafter's softmax where it took the argmax.
-    Cutting the block by it is lossless: the token at the cut is drawn from the target's p.
+    Where drafts are drawn, the slot's law decides and never the draft that was drawn from it: to
+    drop unlikely draws is to draw from another law than the q that verification divides by, and
+    the output would no longer follow p.
     """
     law = proposal.law
-    probs = (
-        _pick(logits.float().softmax(-1), proposal.draft_ids) if law is None else law.draft_probs
-    )
-    n_kept = int((probs >= threshold).cumprod(dim=0).sum())
+    if law is None:
+        confidence = _pick(logits.float().softmax(dim=-1), proposal.draft_ids)
+    else:
+        confidence = law.probs.amax(dim=-1)
+    n_kept = int((confidence >= threshold).cumprod(dim=0).sum())
     if law is not None:
         ids = None if law.token_ids is None else law.token_ids[:n_kept]
         law = DraftLaw(ids, law.probs[:n_kept], law.draft_probs[:n_kept])
