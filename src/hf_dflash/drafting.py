@@ -186,7 +186,8 @@ class DFlashCandidateGenerator(CandidateGenerator):
             for processor in self._processors:
                 scores = processor(ids[:, : prefix + i], scores)
             if self._samples:
-                probs[i] = scores[0].softmax(dim=-1)
+                # After a draft that cannot be, every token may be forbidden: any law will do.
+                probs[i] = scores[0].softmax(dim=-1).nan_to_num(1 / scores.shape[1])
                 ids[0, prefix + i] = torch.multinomial(probs[i], 1)[0]
             else:
                 ids[0, prefix + i] = scores[0].argmax()

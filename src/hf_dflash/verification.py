@@ -119,11 +119,11 @@ def sample_or_accept(
     if bool(chance * draft_prob < target_probs[draft_id]):
         return draft_id, True
     if law is None:
-        left_over = target_probs.clone()
-        left_over[draft_id] = 0
+        draft_law = torch.zeros_like(target_probs)
+        draft_law[draft_id] = 1
     else:
-        left_over = residual(target_probs, law.dense(row, target_probs.shape[0]))
-    return _draw(left_over, generator), False
+        draft_law = law.dense(row, target_probs.shape[0])
+    return _draw(residual(target_probs, draft_law), generator), False
 
 
 def _draw(weights: Tensor, generator: torch.Generator | None) -> int:
