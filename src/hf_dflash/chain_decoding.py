@@ -18,7 +18,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from .drafting import DFlashCandidateGenerator, DraftingPolicy, Proposal
 from .outputs_dflash import CACHE_NAME, DecodingStatistics, StepRecords
 from .target import TargetTaps
-from .verification import Verification, sample_or_accept, verify_greedy
+from .verification import Verification, argmax_rows, sample_or_accept, verify_greedy
 
 
 class ChainDecoding:
@@ -56,12 +56,16 @@ class ChainDecoding:
         self._ids = input_ids  # (1, capacity); grows by doubling
         self._n = input_ids.shape[1]
         self._position = 0  # position id of the anchor
+        self._n_slots: int | None = None  # slots of the target's cache that are not drafts
         kinds = {type(c) for c in self.criteria}
         self._vectorises = (
             not self.config.do_sample
             and len(self.processors) == 0
             and kinds <= {MaxLengthCriteria, EosTokenCriteria}
         )
+        # A caller's own length criterion takes the place of the one of the generation config.
+        lengths = [c.max_length for c in self.criteria if type(c) is MaxLengthCriteria]
+        self._max_length = min(lengths, default=self.config.max_length)
         stops = [c.eos_token_id for c in self.criteria if type(c) is EosTokenCriteria]
         self._stop_ids = torch.cat(stops).to(input_ids.device) if stops else None
 
@@ -72,11 +76,19 @@ class ChainDecoding:
 
     def run(self) -> Any:
         """Decode to the end; returns what `generate` returns."""
-        with TargetTaps(self.target, self.drafter.config.target_layer_ids) as taps:
-            self._run_prompt(taps)
-            with self.target._optimize_model_for_decode():
-                while not self.finished:
-                    self._run_cycle(taps)
+        try:
+            with TargetTaps(self.target, self.drafter.config.target_layer_ids) as taps:
+                self._run_prompt(taps)
+                with self.target._optimize_model_for_decode():
+                    while not self.finished:
+                        self._run_cycle(taps)
+        except BaseException:
+            # The caller may go on with this cache: no draft may stay in it.
+            if self._n_slots is not None:
+                roll_back_to(self.model_kwargs[CACHE_NAME], self._n_slots)
+            raise
+        finally:
+            forget_past(self.model_kwargs[CACHE_NAME])
         self._keep_context()
         if self.streamer is not None:
             self.streamer.end()
@@ -99,11 +111,12 @@ class ChainDecoding:
             policy=self.policy,
             cache=_context_of_earlier_turns(cache, self.drafter, n_past),
         )
-        outputs = self.target._prefill(self.ids, self.config, self.model_kwargs)
+        with taps.recording():
+            outputs = self.target._prefill(self.ids, self.config, self.model_kwargs)
         self.statistics.target_forwards += 1
         prompt = taps.take()
-        n_slots = n_past + prompt[0].shape[1]
-        attended = _attended(mask, n_slots, self.ids.device)
+        self._n_slots = n_past + prompt[0].shape[1]
+        attended = _attended(mask, self._n_slots, self.ids.device)
         positions = attended.cumsum(dim=0) - 1
         # Padding never enters the context, so the drafter needs no mask.
         rows = attended[n_past:].bool()
@@ -121,11 +134,12 @@ class ChainDecoding:
     def _run_cycle(self, taps: TargetTaps) -> None:
         """Draft, verify, commit."""
         proposal = None
-        max_drafts = min(self.policy.n_drafts, self.config.max_length - self._n - 1)
+        max_drafts = min(self.policy.n_drafts, self._max_length - self._n - 1)
         if max_drafts > 0:
             proposal = self.generator.propose(self.ids, self._position, max_drafts)
         n_drafts = 0 if proposal is None else proposal.draft_ids.shape[0]
-        outputs = self._verify(proposal, n_drafts)
+        with taps.recording():
+            outputs = self._verify(proposal, n_drafts)
         emitted = self._emit(outputs.logits[0, -n_drafts - 1 :], proposal)
         n_emitted = emitted.emitted_ids.shape[0]
         self.records.add_block(outputs, n_emitted, self.model_kwargs[CACHE_NAME])
@@ -162,7 +176,7 @@ class ChainDecoding:
         logits = logits.to(self.ids.device)
         if not self._vectorises:
             return self._emit_in_order(logits, proposal)
-        target_ids = logits.argmax(dim=-1)
+        target_ids = argmax_rows(logits)
         draft_ids = target_ids[:0] if proposal is None else proposal.draft_ids
         emitted = verify_greedy(draft_ids, target_ids, self._stop_ids)
         n_emitted = emitted.emitted_ids.shape[0]
@@ -171,7 +185,7 @@ class ChainDecoding:
                 self.records.add_row(row, row)
         self._write(emitted.emitted_ids)
         self._n += n_emitted
-        self.finished = emitted.stopped or self._n >= self.config.max_length
+        self.finished = emitted.stopped or self._n >= self._max_length
         return emitted
 
     def _emit_in_order(self, logits: Tensor, proposal: Proposal | None) -> Verification:
@@ -208,8 +222,7 @@ class ChainDecoding:
         self.model_kwargs = self.target._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, num_new_tokens=n_emitted
         )
-        # Also when nothing is to be removed: a window that records its past is trimmed here.
-        self.model_kwargs[CACHE_NAME].crop(-(n_drafts + 1 - n_emitted))
+        roll_back(self.model_kwargs[CACHE_NAME], n_drafts + 1 - n_emitted)
 
     def _write(self, token_ids: Tensor) -> None:
         """Put tokens (m,) behind the committed ones, without committing them."""

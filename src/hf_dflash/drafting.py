@@ -16,7 +16,7 @@ from transformers.generation import logits_process as lp
 from transformers.generation.candidate_generator import CandidateGenerator
 
 from .target import draft_logits, noise_embeddings
-from .verification import DraftLaw
+from .verification import DraftLaw, argmax_rows
 
 # Rows of context that are projected at once. Bounds the memory of a long prompt's taps.
 _CONTEXT_CHUNK = 1024
@@ -142,7 +142,7 @@ class DFlashCandidateGenerator(CandidateGenerator):
         n_drafts = min(max_drafts, self.policy.n_drafts)
         logits = self._draft(prefix_ids[:, -1:], anchor_position, n_drafts)
         if not self._samples and not self._processors:
-            proposal = Proposal(logits.argmax(dim=-1), None)
+            proposal = Proposal(argmax_rows(logits), None)
         elif all(type(p) in _WARPERS for p in self._processors):
             proposal = _sample_rows(logits, self._processors)
         else:

@@ -6,6 +6,7 @@ drafter's (arXiv:2211.17192).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,28 @@ class Verification:
     emitted_ids: Tensor  # (n_emitted,) int64
     n_accepted: int  # emitted drafts, 0..K
     stopped: bool  # the last emitted token is a stop token
+
+
+def argmax_rows(logits: Tensor) -> Tensor:
+    """Index of each row's first maximum: `logits.argmax(-1)`, quicker on a CPU.
+
+    There, torch looks at one element after another to find an index, but at many for a maximum.
+    So the maximum is found first, by pieces, then its place in the one piece that holds it.
+    On 16 rows of 49152 this took 0.15 ms instead of 1.36 (fp32), 0.32 instead of 3.3 (bf16).
+
+    Args:
+        logits: (S, V), any float type.
+
+    Returns:
+        (S,) int64.
+    """
+    n_rows, n_columns = logits.shape
+    size = math.gcd(n_columns, 512)
+    if logits.device.type != "cpu" or size < 64:
+        return logits.max(dim=-1).indices
+    pieces = logits.unflatten(1, (-1, size))
+    best = pieces.amax(dim=-1).max(dim=-1).indices
+    return best * size + pieces[torch.arange(n_rows), best].max(dim=-1).indices
 
 
 def verify_greedy(
