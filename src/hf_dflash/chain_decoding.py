@@ -17,7 +17,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .drafting import DFlashCandidateGenerator, DraftingPolicy, Proposal
 from .outputs_dflash import CACHE_NAME, DecodingStatistics, StepRecords
-from .target import TargetTaps
+from .target import TargetTaps, forget_past, roll_back, roll_back_to
 from .verification import Verification, argmax_rows, sample_or_accept, verify_greedy
 
 
@@ -56,7 +56,7 @@ class ChainDecoding:
         self._ids = input_ids  # (1, capacity); grows by doubling
         self._n = input_ids.shape[1]
         self._position = 0  # position id of the anchor
-        self._n_slots: int | None = None  # slots of the target's cache that are not drafts
+        self._n_slots = 0  # slots of the target's cache that hold committed tokens
         kinds = {type(c) for c in self.criteria}
         self._vectorises = (
             not self.config.do_sample
@@ -84,7 +84,7 @@ class ChainDecoding:
                         self._run_cycle(taps)
         except BaseException:
             # The caller may go on with this cache: no draft may stay in it.
-            if self._n_slots is not None:
+            if self._n_slots:
                 roll_back_to(self.model_kwargs[CACHE_NAME], self._n_slots)
             raise
         finally:
@@ -115,8 +115,8 @@ class ChainDecoding:
             outputs = self.target._prefill(self.ids, self.config, self.model_kwargs)
         self.statistics.target_forwards += 1
         prompt = taps.take()
-        self._n_slots = n_past + prompt[0].shape[1]
-        attended = _attended(mask, self._n_slots, self.ids.device)
+        n_slots = n_past + prompt[0].shape[1]
+        attended = _attended(mask, n_slots, self.ids.device)
         positions = attended.cumsum(dim=0) - 1
         # Padding never enters the context, so the drafter needs no mask.
         rows = attended[n_past:].bool()
@@ -126,6 +126,7 @@ class ChainDecoding:
         self._position = int(positions[-1]) + 1
         # Only now: a window that recorded its past would keep the whole prompt.
         cache.activate_past_recording()
+        self._n_slots = n_slots
         self.records.add_prompt(outputs)
         emitted = self._emit(outputs.logits[0, -1:], None)
         self._commit(outputs, emitted, n_drafts=0)
@@ -148,6 +149,7 @@ class ChainDecoding:
         self.generator.add_context([tap[:, :n_emitted] for tap in taps.take()], positions[None])
         self._position += n_emitted
         self._commit(outputs, emitted, n_drafts=n_drafts)
+        self._n_slots += n_emitted
         self.statistics.n_accepted.append(emitted.n_accepted)
         self.statistics.n_drafted.append(n_drafts)
         self._stream(emitted)
@@ -181,7 +183,8 @@ class ChainDecoding:
         emitted = verify_greedy(draft_ids, target_ids, self._stop_ids)
         n_emitted = emitted.emitted_ids.shape[0]
         if self.records.wants_rows:
-            for row in logits[:n_emitted].float().split(1):
+            # A copy: a view would keep the rows of rejected drafts alive.
+            for row in logits[:n_emitted].to(torch.float32, copy=True).split(1):
                 self.records.add_row(row, row)
         self._write(emitted.emitted_ids)
         self._n += n_emitted
@@ -252,8 +255,11 @@ class ChainDecoding:
 
 
 def _context_of_earlier_turns(cache: Any, drafter: Any, n_past: int) -> Any | None:
-    """The drafter's context that an earlier call left with this cache, cut to what it still holds."""
-    key, context = getattr(cache, "dflash_context", (None, None))
+    """The drafter's context that an earlier call left with this cache, cut to what it still holds.
+
+    It is taken off the cache: a call that is interrupted leaves a context that does not fit.
+    """
+    key, context = vars(cache).pop("dflash_context", (None, None))
     if key != drafter.context_key or n_past == 0:
         return None
     context.drop(max(context.end_slot - n_past, 0))

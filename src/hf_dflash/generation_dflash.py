@@ -177,7 +177,10 @@ def _decode(target: Any, input_ids: Tensor, **call: Any) -> Any:
 def _check_cache(cache: Any) -> None:
     for layer in cache.layers:
         is_static = getattr(layer, "max_cache_len", None) is not None
-        if (is_static and not layer.is_croppable) or hasattr(layer, "_quantize"):
+        # A static window overwrites what leaves it. Before 5.24 it could not even say how long it
+        # is to become.
+        lost = is_static and layer.is_sliding and not layer.is_croppable
+        if lost or hasattr(layer, "_quantize"):
             raise NotImplementedError(
                 f"A `{type(layer).__name__}` cannot be rolled back to the accepted tokens. Use "
                 "the default (dynamic) cache."

@@ -6,7 +6,8 @@ Letters: N batch, S rows of one forward, Ht target hidden size, H draft hidden s
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,11 +38,12 @@ def decoder_layers(target: Any) -> Sequence[nn.Module]:
 
 
 class TargetTaps:
-    """Records the outputs of the tapped layers while it is entered.
+    """Records the outputs of the tapped layers.
 
     Hooks serve every family and every transformers release alike, keep only the tapped layers,
     and read the residual stream before the final norm also at the last layer, as serving engines
-    do. Two threads may decode with one target: each records its own forwards only.
+    do. They hang on the target while this object is entered, and record while `recording` is.
+    Two threads may decode with one target: each records its own forwards only.
 
     Args:
         target: The target model.
@@ -52,7 +54,7 @@ class TargetTaps:
         layers = decoder_layers(target)
         self._layers = [layers[i] for i in layer_ids]
         self._rows: list[list[Tensor]] = [[] for _ in layer_ids]
-        self._thread = threading.get_ident()
+        self._thread: int | None = None  # the one that records
         self._hooks: list[Any] = []
 
     def __enter__(self) -> TargetTaps:
@@ -64,6 +66,19 @@ class TargetTaps:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the forwards of this thread while entered.
+
+        Not for longer than the decode loop's own forward: processors (guidance), criteria and
+        streamers may run the target too.
+        """
+        self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._thread = None
 
     def _recorder(self, rows: list[Tensor]) -> Any:
         def record(_module: nn.Module, _args: Any, output: Any) -> None:
@@ -128,6 +143,46 @@ def _device(module: nn.Module, otherwise: torch.device) -> torch.device:
     """Where a module wants its input; weights that are offloaded are moved by its own hooks."""
     weight = next(module.parameters(), None)
     return otherwise if weight is None or weight.device.type == "meta" else weight.device
+
+
+def roll_back(cache: Any, n_removed: int) -> None:
+    """Take the last ``n_removed`` slots out of the target's cache.
+
+    Called also with 0: a layer that records its past drops what has left its window here.
+    """
+    for layer in cache.layers:
+        _crop(layer, n_removed)
+
+
+def roll_back_to(cache: Any, n_slots: int) -> None:
+    """Cut the target's cache to its first ``n_slots`` slots, even if a forward was interrupted.
+
+    Layers may then hold different numbers of slots. Slower than `roll_back` for a static cache,
+    which keeps its length on the device.
+    """
+    for layer in cache.layers:
+        if hasattr(layer, "get_seq_length"):
+            n_excess = int(layer.get_seq_length()) - n_slots
+        else:  # a convolution, which has recorded what came since it was last rolled back
+            n_excess = layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0]
+        _crop(layer, max(n_excess, 0))
+
+
+def _crop(layer: Any, n_removed: int) -> None:
+    if hasattr(layer, "crop"):
+        layer.crop(-n_removed)
+    else:  # static layers before transformers 5.24: later rows overwrite those past the length
+        layer.cumulative_length.sub_(n_removed)
+
+
+def forget_past(cache: Any) -> None:
+    """Let windowed layers drop at once what leaves the window, as they did before decoding.
+
+    A cache that went on recording would keep the whole prompt of the next turn.
+    """
+    for layer in cache.layers:
+        if hasattr(layer, "record_past"):
+            layer.record_past = False
 
 
 def check_pair(target: Any, config: Any) -> None:
