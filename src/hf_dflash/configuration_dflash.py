@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig, Qwen3Config
 from transformers.activations import ACT2FN
 
-from .formats_dflash import read_config_dict, write_config_dict
+from .formats_dflash import QWEN3_NUM_LAYERS, read_config_dict, write_config_dict
 from .geometry_dflash import (
     DEFAULT_DRAFT_LAYERS,
     DEFAULT_TAPS,
@@ -94,10 +94,11 @@ class DFlashConfig(Qwen3Config):
         """
         fields = read_config_dict(kwargs)
         drafter = {key: fields.pop(key, value) for key, value in DRAFTER_DEFAULTS.items()}
-        _check_layers(fields["layer_types"], fields["sliding_window"], len(fields["layer_types"]))
-        super().__init__(**fields)
+        n_layers = fields.get("num_hidden_layers", QWEN3_NUM_LAYERS)
+        _check_layers(fields["layer_types"], fields["sliding_window"], n_layers)
         for key, value in drafter.items():
             setattr(self, key, list(value) if isinstance(value, tuple | list) else value)
+        super().__init__(**fields)
         # There is no embedding and no head in a drafter that could be tied.
         self.tie_word_embeddings = False
         if self.target_hidden_size is None:

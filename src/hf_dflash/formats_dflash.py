@@ -288,6 +288,8 @@ def _read_attention(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, An
     checkpoints decide by `layer_types` alone. ModelOpt marks its windows with `use_swa` instead.
     """
     num_layers = raw.get("num_hidden_layers", QWEN3_NUM_LAYERS)
+    if not isinstance(num_layers, int):
+        raise TypeError(f"`num_hidden_layers` must be an integer, got {num_layers!r}.")
     layer_types = raw.pop("layer_types", None)
     window = raw.pop("sliding_window", None)
     use_window = raw.pop("use_sliding_window", None)
