@@ -22,13 +22,14 @@ from .demo_view import TerminalView
 from .modeling_dflash import DFlashDraftModel
 from .smollm2 import load_target
 
-# Kinds of text the demo's drafter was trained on, and one open question that it is not good at.
+# Kinds of text that the demo's drafter has learned, and one open question that it has not.
 DEMO_PROMPTS = (
-    "Count from 1 to 30, separated by commas.",
-    "Write a JSON object with the name, capital, population and currency of France.",
-    "Make a markdown table of five fruits with their color and taste.",
-    "Write a SQL query that selects the name and salary of all employees who earn over 50000.",
-    "Explain why the sky is blue.",
+    "Count from 1 to 40, one number per line.",
+    "List the even numbers from 2 to 60.",
+    "Write a JSON list of five people with name, age and city.",
+    "Make a table of ten fruits and their colors.",
+    "Write a SQL query to create a table of customers with id, name, email and phone.",
+    "Explain how a rainbow forms.",
 )
 
 
