@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from pairs import ScriptedDrafter
 from torch import Tensor
+
+from pairs import ScriptedDrafter
 
 _MIXED = (3, 0, 7, 1, 2, 5, 0, 4, 15, 6)
 

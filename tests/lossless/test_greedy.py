@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from checks import assert_drafts_mattered, assert_equal_to_plain, decode_both, mixed, prompt
-from pairs import ScriptedDrafter, random_drafter, tiny_target
 from transformers import MistralConfig, MistralForCausalLM
 
+from checks import assert_drafts_mattered, assert_equal_to_plain, decode_both, mixed, prompt
 from hf_dflash.outputs_dflash import CACHE_NAME
+from pairs import ScriptedDrafter, random_drafter, tiny_target
 
 B = 8
 
