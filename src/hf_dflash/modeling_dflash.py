@@ -125,7 +125,7 @@ class DFlashAttention(nn.Module):
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1))
 
     def _heads(self, states: Tensor) -> Tensor:
-        return states.view(*states.shape[:-1], -1, self.head_dim)
+        return states.view(*states.shape[:-1], states.shape[-1] // self.head_dim, self.head_dim)
 
 
 class DFlashDecoderLayer(GradientCheckpointingLayer):
