@@ -45,7 +45,7 @@ class _LayerBuffer:
 
     def _reserve(self, keys: Tensor, values: Tensor, n_new: int) -> None:
         capacity = 0 if self.keys is None else self.keys.shape[2]
-        if self.end + n_new <= capacity:
+        if self.keys is not None and self.end + n_new <= capacity:
             return
         n_live = self.end - self.begin
         # Doubling makes the copies cost O(1) a row. A window's buffer stops growing: its live

@@ -1,4 +1,4 @@
-"""The drafter: block-diffusion draft layers that read the target's hidden states as keys and values.
+"""The drafter: draft layers that read the target's hidden states as keys and values.
 
 One class for two architectures: DFlash (arXiv:2602.06036) and DFlare (arXiv:2606.02091).
 
