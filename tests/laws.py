@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from pairs import drafter_config, tiny_target
 from scipy.stats import chisquare
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_dflash import DFlashDraftModel
+from pairs import drafter_config, tiny_target
 
 Tokens = tuple[int, ...]
 _SMALL = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}

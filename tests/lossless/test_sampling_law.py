@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from hf_dflash import chain_decoding
+from hf_dflash.verification import residual
 from laws import (
     PROMPT,
     NearTarget,
@@ -24,11 +29,6 @@ from laws import (
     prefix_logits,
 )
 from pairs import random_drafter
-from torch import Tensor
-from transformers import LogitsProcessor
-
-from hf_dflash import chain_decoding
-from hf_dflash.verification import residual
 
 N_SAMPLES = 600
 N_SAMPLES_POWER = 600
