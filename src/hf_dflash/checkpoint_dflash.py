@@ -87,6 +87,7 @@ def strict_loading_options(source: Any, options: Mapping[str, Any]) -> dict[str,
     }
     if source is None:  # the weights come as `state_dict`
         return complete
+    _check_source(source, options)
     names = _tensor_names(source, options)
     given = options.get("config")
     raw = given.to_dict() if isinstance(given, PreTrainedConfig) else _raw_config(source, options)
@@ -271,23 +272,33 @@ def _no_weights(source: Any, wanted: str, options: Mapping[str, Any]) -> str:
 
 
 def _find(source: Any, name: str, options: Mapping[str, Any]) -> str | None:
-    hub = {key: options[key] for key in HUB_OPTIONS if options.get(key) is not None}
     found: str | None = cached_file(
-        source, name, _raise_exceptions_for_missing_entries=False, **hub
+        source, name, _raise_exceptions_for_missing_entries=False, **_hub_options(options)
     )
     return found
 
 
+def _check_source(source: Any, options: Mapping[str, Any]) -> None:
+    if Path(source).is_dir():
+        if _find(source, "config.json", options) is None:
+            raise ValueError(
+                "`pretrained_model_name_or_path` must be a folder or repository with config.json "
+                f"and model.safetensors, but {source} has no config.json. Save drafters with "
+                "save_pretrained, which writes both."
+            )
+    else:
+        # transformers' own errors: not reachable, no such repository, gated.
+        cached_file(source, "config.json", **_hub_options(options))
+
+
 def _raw_config(source: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    hub = {key: options[key] for key in HUB_OPTIONS if options.get(key) is not None}
-    if _find(source, "config.json", options) is None:
-        raise ValueError(
-            f"`pretrained_model_name_or_path` must be a folder or repository with config.json and "
-            f"model.safetensors, but {source} has no config.json. Save drafters with "
-            "save_pretrained, which writes both."
-        )
-    raw, _ = PreTrainedConfig.get_config_dict(options.get("config") or source, **hub)
+    path = options.get("config") or source
+    raw, _ = PreTrainedConfig.get_config_dict(path, **_hub_options(options))
     return dict(raw)
+
+
+def _hub_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: options[key] for key in HUB_OPTIONS if options.get(key) is not None}
 
 
 def _check_given_config(config: PreTrainedConfig, kind: str) -> None:

@@ -61,9 +61,7 @@ DRAFTER_KEYS = (
     "final_logit_softcapping",
 )
 #: Left behind by training code; they say nothing about the forward pass.
-TRAINING_RESIDUE = frozenset(
-    {"num_anchors", "loss_decay_gamma", "attention_backend", "mask_token"}
-)
+TRAINING_RESIDUE = frozenset({"num_anchors", "loss_decay_gamma", "attention_backend", "mask_token"})
 #: Keys whose listed values change nothing; any other value asks for something not implemented.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "projector_type": (None, "dflash"),
@@ -264,6 +262,9 @@ def _fill_native_defaults(raw: dict[str, Any], nested: dict[str, Any]) -> None:
     """
     if "is_causal" not in raw and not {"is_causal", "causal"} & nested.keys():
         raw["is_causal"] = False
+    if raw.get("layer_types") is None:
+        n_layers = raw.get("num_hidden_layers", QWEN3_NUM_LAYERS)
+        raw["layer_types"] = ["sliding_attention"] * n_layers
     raw.setdefault("vocab_size", NATIVE_VOCAB_SIZE)
     if raw.get("rope_parameters") is None and raw.get("rope_theta") is None:
         raw["rope_theta"] = NATIVE_ROPE_THETA

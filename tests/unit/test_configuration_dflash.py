@@ -144,6 +144,15 @@ def test_transformers_own_block_drafter_is_read():
     assert read.vocab_size == 202048
 
 
+def test_what_the_native_class_takes_for_granted_is_filled_in():
+    silent = {**SIZES, **TIES, "model_type": "muse_glimmer_assistant", "sliding_window": 16}
+    read = DFlashConfig(**silent)
+    assert read.layer_types == ["sliding_attention"] * 2
+    assert (read.is_causal, read.rope_parameters["rope_theta"]) == (False, 500000.0)
+    told = DFlashConfig(**silent, is_causal=True, rope_theta=1e4)
+    assert (told.is_causal, told.rope_parameters["rope_theta"]) == (True, 1e4)
+
+
 def test_modelopts_window_flags_are_read():
     flags = {"use_swa": True, "swa_window_size": 16, "causal": False}
     read = DFlashConfig(**zlab(sliding_window=4, dflash_config=flags))

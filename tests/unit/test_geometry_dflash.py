@@ -143,6 +143,14 @@ def test_gemma_scales_its_embeddings(name):
     assert drafter_for(name).input_embedding_scale == pytest.approx(math.sqrt(32))
 
 
+def test_xglm_scales_its_embeddings():
+    xglm = transformers.XGLMConfig(
+        vocab_size=96, d_model=32, ffn_dim=64, num_layers=6, attention_heads=4
+    )
+    drafter = DFlashConfig.for_target(xglm, mask_token_id=95)
+    assert drafter.input_embedding_scale == pytest.approx(math.sqrt(32))
+
+
 def test_gemma2s_soft_cap_is_taken():
     assert drafter_for("Gemma2", final_logit_softcapping=30.0).final_logit_softcapping == 30.0
 

@@ -398,6 +398,18 @@ def test_an_empty_folder_is_refused(tmp_path):
         DFlashDraftModel.from_pretrained(tmp_path)
 
 
+def test_a_repository_that_cannot_be_had_is_transformers_own_error():
+    with pytest.raises(OSError, match="connect"):
+        DFlashDraftModel.from_pretrained("no-such-organisation/none", local_files_only=True)
+
+
+def test_a_config_can_be_read_from_elsewhere(drafter, folder, tmp_path):
+    drafter.config.save_pretrained(tmp_path / "elsewhere")
+    edit_config(folder, block_size="DELETE", dflash_config="DELETE")
+    loaded = DFlashDraftModel.from_pretrained(folder, config=tmp_path / "elsewhere")
+    assert torch.equal(output(loaded), output(drafter))
+
+
 def test_an_ordinary_model_is_refused(tmp_path):
     tiny_target().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"`architectures` must be one of.*Qwen3ForCausalLM"):
