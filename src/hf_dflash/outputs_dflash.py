@@ -110,7 +110,8 @@ class StepRecords:
         """
         for i in range(n_emitted):
             if self._hidden_states is not None:
-                rows = tuple(layer[:, i : i + 1] for layer in outputs.hidden_states)
+                # Copies: views would keep the rows of rejected drafts alive.
+                rows = tuple(layer[:, i : i + 1].clone() for layer in outputs.hidden_states)
                 self._hidden_states.append(rows)
             if self._attentions is not None:
                 layers = zip(outputs.attentions, cache.layers, strict=False)
@@ -140,8 +141,8 @@ def _row_of_attention(weights: Tensor, row: int, layer: Any) -> Tensor:
             at most its length.
     """
     if getattr(layer, "max_cache_len", None) is not None:
-        return weights[:, :, row : row + 1]
+        return weights[:, :, row : row + 1].clone()
     last = weights.shape[-1] - weights.shape[-2] + row + 1
     window = getattr(layer, "sliding_window", None)
     first = 0 if window is None else max(0, last - window)
-    return weights[:, :, row : row + 1, first:last]
+    return weights[:, :, row : row + 1, first:last].clone()
