@@ -24,13 +24,11 @@ class _LayerBuffer:
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put rows after the context and return views of everything visible, new rows last."""
-        n_new = keys.shape[2]
-        self._reserve(keys, values, n_new)
-        assert self.keys is not None and self.values is not None
-        stop = self.end + n_new
-        self.keys[:, :, self.end : stop] = keys
-        self.values[:, :, self.end : stop] = values
-        return self.keys[:, :, self.begin : stop], self.values[:, :, self.begin : stop]
+        held_keys, held_values = self._with_room(keys, values)
+        stop = self.end + keys.shape[2]
+        held_keys[:, :, self.end : stop] = keys
+        held_values[:, :, self.end : stop] = values
+        return held_keys[:, :, self.begin : stop], held_values[:, :, self.begin : stop]
 
     def commit(self, n_rows: int) -> None:
         """Make the first ``n_rows`` written rows context; the others are overwritten next time."""
@@ -43,18 +41,20 @@ class _LayerBuffer:
         self.end = max(self.end - n_rows, 0)
         self.begin = min(self.begin, self.end)
 
-    def _reserve(self, keys: Tensor, values: Tensor, n_new: int) -> None:
+    def _with_room(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The two buffers, with room for new rows such as these behind the context."""
+        n_new = keys.shape[2]
         capacity = 0 if self.keys is None else self.keys.shape[2]
-        if self.keys is not None and self.end + n_new <= capacity:
-            return
-        n_live = self.end - self.begin
-        # Doubling makes the copies cost O(1) a row. A window's buffer stops growing: its live
-        # rows are moved to the front instead.
-        if 2 * (n_live + n_new) > capacity:
-            capacity = max(2 * (n_live + n_new), _SMALLEST_CAPACITY)
-        self.keys = self._moved(self.keys, keys, capacity)
-        self.values = self._moved(self.values, values, capacity)
-        self.begin, self.end = 0, n_live
+        if self.keys is None or self.values is None or self.end + n_new > capacity:
+            n_live = self.end - self.begin
+            # Doubling makes the copies cost O(1) a row. A window's buffer stops growing: its live
+            # rows are moved to the front instead.
+            if 2 * (n_live + n_new) > capacity:
+                capacity = max(2 * (n_live + n_new), _SMALLEST_CAPACITY)
+            self.keys = self._moved(self.keys, keys, capacity)
+            self.values = self._moved(self.values, values, capacity)
+            self.begin, self.end = 0, n_live
+        return self.keys, self.values
 
     def _moved(self, old: Tensor | None, like: Tensor, capacity: int) -> Tensor:
         batch, heads, _, size = like.shape
