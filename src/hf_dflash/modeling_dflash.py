@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers import initialization as init
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
@@ -28,6 +27,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from .attention_masks import BlockMasks
 from .checkpoint_dflash import (
     check_loading_info,
     read_generation_config,
@@ -99,7 +99,7 @@ class DFlashAttention(nn.Module):
         context_features: Tensor,
         cos: Tensor,
         sin: Tensor,
-        masks: _Masks,
+        masks: BlockMasks,
         cache: Any | None,
     ) -> Tensor:
         """Let the block (N, B, H) attend to the context and to itself; returns (N, B, H)."""
@@ -144,7 +144,7 @@ class DFlashDecoderLayer(GradientCheckpointingLayer):
         context_features: Tensor,
         cos: Tensor,
         sin: Tensor,
-        masks: _Masks,
+        masks: BlockMasks,
         cache: Any | None,
     ) -> Tensor:
         """(N, B, H) block states to (N, B, H)."""
@@ -306,7 +306,7 @@ class DFlashDraftModel(PreTrainedModel):
         noise_embeds: Tensor,
         context_hidden_states: Tensor,
         position_ids: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: Any | None = None,
         cache: Any | None = None,
         past_key_values: Any | None = None,
         **_: Any,
@@ -319,7 +319,8 @@ class DFlashDraftModel(PreTrainedModel):
             context_hidden_states: (N, S_new, T * Ht), raw taps of the tokens that the target has
                 seen since the last call. S_new may be 0.
             position_ids: (N, S_new + B) int64, context first.
-            attention_mask: (N, S + B), 0 for padding, over the whole context and the block.
+            attention_mask: (N, S + B), 0 for padding, over the whole context and the block; or in
+                training a `BlockMaskRule`, for many blocks in one pass.
             cache: A `ContextCache`, or the cache of transformers' own block loop, which takes the
                 block out again itself. Without one, only the rows passed here are seen.
             past_key_values: Name of ``cache`` in transformers before 5.24.
@@ -331,63 +332,13 @@ class DFlashDraftModel(PreTrainedModel):
         cache = past_key_values if cache is None else cache
         features = self.fuse_context(context_hidden_states)
         cos, sin = self.rotary_emb(noise_embeds, position_ids)
-        masks = _Masks(self.config, noise_embeds, attention_mask)
+        masks = BlockMasks(self.config, noise_embeds, attention_mask)
         hidden_states = noise_embeds
         for layer, context in zip(self.layers, features, strict=True):
             hidden_states = layer(hidden_states, context, cos, sin, masks, cache)
         if isinstance(cache, ContextCache):
             cache.commit(context_hidden_states.shape[1])
         return BaseModelOutput(last_hidden_state=self.norm(hidden_states))
-
-
-class _Masks:
-    """Attention masks of one forward, built at most once for each kind of layer."""
-
-    def __init__(self, config: DFlashConfig, block: Tensor, padding: Tensor | None) -> None:
-        self._config = config
-        self._block = block
-        self._padding = None if padding is None or bool(padding.all()) else padding.bool()
-        self._made: dict[tuple[bool, int | None, int], Any] = {}
-
-    def for_layer(self, attention: DFlashAttention, n_keys: int) -> Any:
-        """The mask of a layer whose last B keys are the block's own.
-
-        Source: the field's rule (z-lab, SGLang): a window W reaches distance W - 1; layers that
-        are not causal look ahead as far inside the block.
-        """
-        kind = (attention.is_causal, attention.window, n_keys)
-        if kind not in self._made:
-            self._made[kind] = self._make(*kind)
-        return self._made[kind]
-
-    def _make(self, causal: bool, window: int | None, n_keys: int) -> Any:
-        within_reach = window is None or n_keys <= window
-        if self._padding is None and within_reach and not causal:
-            return None
-        n_batch, n_block = self._block.shape[:2]
-        make = ALL_MASK_ATTENTION_FUNCTIONS[self._config._attn_implementation]
-        return make(
-            batch_size=n_batch,
-            q_length=n_block,
-            kv_length=n_keys,
-            q_offset=n_keys - n_block,
-            kv_offset=0,
-            mask_function=_visible(causal, None if within_reach else window),
-            attention_mask=None if self._padding is None else self._padding[:, -n_keys:],
-            allow_is_causal_skip=False,
-            dtype=self._block.dtype,
-            device=self._block.device,
-        )
-
-
-def _visible(causal: bool, window: int | None) -> Any:
-    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        allowed = key <= query if causal else key >= 0
-        if window is not None:
-            allowed = allowed & (query - key < window) & (key - query < window)
-        return allowed
-
-    return visible
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
