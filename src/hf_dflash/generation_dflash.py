@@ -6,6 +6,7 @@ the first drafter is built; calls without a drafter of ours go to the originals 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
 
 from .chain_decoding import ChainDecoding
+from .checkpoint_dflash import validate_generation_config
 from .drafting import DraftingPolicy
 from .outputs_dflash import CACHE_NAME
 from .target import check_pair
@@ -23,7 +25,27 @@ from .target import check_pair
 #: Version of the dispatch. A copy that travelled with a checkpoint and the installed package may
 #: meet in one process: the newer one serves both.
 DISPATCH_VERSION = 1
+#: Options of the drafting policy that transformers lets a call set.
+_CALL_OPTIONS = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+)
 _MARK = "_hf_dflash_dispatch_version"
+_PLAIN = "plain generate()"
+# Options of a call that say how to draft.
+_CALL_POLICY = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+)
+# Options of transformers' other kinds of assistants.
+_OTHER_ASSISTANTS = (
+    "assistant_tokenizer",
+    "assistant_early_exit",
+    "prompt_lookup_num_tokens",
+    "use_mtp",
+)
 
 
 def install_dispatch() -> None:
@@ -44,19 +66,19 @@ def remove_dispatch() -> None:
     """Put transformers' own methods back."""
     for name in ("_assisted_decoding", "_validate_generation_mode"):
         method = getattr(GenerationMixin, name)
-        if hasattr(method, _MARK):
-            setattr(GenerationMixin, name, method.__wrapped__)
+        while hasattr(method, _MARK):  # a wrapper around ours carries our mark too
+            method = method.__wrapped__
+        setattr(GenerationMixin, name, method)
 
 
 def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _assisted_decoding(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(original).bind(self, input_ids, *args, **kwargs)
-        call = {**bound.arguments, **bound.arguments.pop("model_kwargs", {})}
+        call = dict(inspect.signature(original).bind(self, input_ids, *args, **kwargs).arguments)
+        model_kwargs = call.pop("model_kwargs", {})
         if not _is_ours(call.get("assistant_model"), call["generation_config"]):
             return original(self, input_ids, *args, **kwargs)
-        del call["self"], call["input_ids"]
-        return _decode(self, input_ids, **call)
+        return _decode(self, input_ids, call=call, model_kwargs=model_kwargs)
 
     return _assisted_decoding
 
@@ -71,6 +93,8 @@ def _wrap_validation(original: Callable[..., Any]) -> Callable[..., Any]:
         if _is_ours(assistant, generation_config):
             _check_call(self, generation_mode, generation_config, generation_mode_kwargs)
         else:
+            if getattr(assistant, "is_dflash_drafter", False):
+                check_pair(self, assistant.config)
             original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return _validate_generation_mode
@@ -80,7 +104,7 @@ def _is_ours(assistant: Any, generation_config: GenerationConfig) -> bool:
     # speculation_type asks for transformers' own block loop by name: it gets it.
     return (
         getattr(assistant, "is_dflash_drafter", False)
-        and getattr(generation_config, "speculation_type", None) is None
+        and getattr(generation_config, "speculation_type", None) != "dflash"
     )
 
 
@@ -103,25 +127,44 @@ def _refuse_misloaded(assistant: Any) -> None:
 
 def _check_call(target: Any, mode: Any, config: GenerationConfig, kwargs: dict[str, Any]) -> None:
     """Refuse what cannot be honoured, before any work."""
+    _refuse_unsupported(target, mode, config, kwargs)
+    if not config.use_cache:
+        raise ValueError("`use_cache` must be True to decode with a drafter, got False.")
+    if config.assistant_ensemble_weight is not None:
+        raise ValueError(
+            "`assistant_ensemble_weight` changes what is generated, and a DFlash drafter never "
+            "does. Leave it out."
+        )
+    speculation_type = getattr(config, "speculation_type", None)
+    if speculation_type is not None:
+        raise ValueError(
+            "`speculation_type` must be left out, or 'dflash' for transformers' own block loop, "
+            f"got '{speculation_type}'."
+        )
+    for name in _OTHER_ASSISTANTS:
+        if kwargs.get(name) is not None or getattr(config, name, None):
+            raise ValueError(f"`{name}` has no meaning for a DFlash drafter. Leave it out.")
+    drafter = kwargs["assistant_model"]
+    check_pair(target, drafter.config)
+    drafting_policy(drafter, config)
+
+
+def _refuse_unsupported(
+    target: Any, mode: Any, config: GenerationConfig, kwargs: dict[str, Any]
+) -> None:
+    name = type(target).__name__
+    n_sequences = config.num_return_sequences
     unsupported = [
-        (mode != GenerationMode.ASSISTED_GENERATION, f"generation mode '{mode}'", "num_beams=1"),
-        (config.num_beams > 1, f"`num_beams`={config.num_beams}", "num_beams=1"),
-        (
-            config.num_return_sequences > 1,
-            f"`num_return_sequences`={config.num_return_sequences}",
-            "one call a sequence",
-        ),
-        (
-            bool(kwargs.get("synced_gpus")),
-            "`synced_gpus`",
-            "a target that is not sharded by ZeRO-3",
-        ),
-        (target.config.is_encoder_decoder, "an encoder-decoder target", "plain generate()"),
+        (target.config.is_encoder_decoder, f"{name}, an encoder-decoder target,", _PLAIN),
         (
             getattr(target, "_is_stateful", False),
-            f"{type(target).__name__}, whose recurrent state cannot be rolled back,",
-            "plain generate()",
+            f"{name}, whose recurrent state cannot be rolled back,",
+            _PLAIN,
         ),
+        (config.num_beams > 1, f"`num_beams`={config.num_beams}", "num_beams=1"),
+        (n_sequences > 1, f"`num_return_sequences`={n_sequences}", "one call a sequence"),
+        (mode != GenerationMode.ASSISTED_GENERATION, f"generation mode '{mode.value}'", _PLAIN),
+        (kwargs.get("synced_gpus"), "`synced_gpus`", "a target not sharded by ZeRO-3 or FSDP"),
     ]
     for applies, what, instead in unsupported:
         if applies:
@@ -130,27 +173,13 @@ def _check_call(target: Any, mode: Any, config: GenerationConfig, kwargs: dict[s
             )
     modes = getattr(target, "_supported_generation_modes", None)
     if modes is not None and mode not in modes:
-        raise ValueError(f"`{type(target).__name__}` supports only {modes}, got '{mode}'.")
-    if not config.use_cache:
-        raise ValueError("`use_cache` must be True to decode with a drafter, got False.")
-    if config.assistant_ensemble_weight is not None:
-        raise ValueError(
-            "`assistant_ensemble_weight` changes what is generated, and a DFlash drafter never "
-            "does. Leave it out."
-        )
-    for name in ("assistant_tokenizer", "prompt_lookup_num_tokens", "assistant_early_exit"):
-        if kwargs.get(name) is not None or getattr(config, name, None) is not None:
-            raise ValueError(f"`{name}` has no meaning for a DFlash drafter. Leave it out.")
-    drafter = kwargs["assistant_model"]
-    check_pair(target, drafter.config)
-    drafting_policy(drafter, config)
+        raise ValueError(f"`{name}` supports only {modes}, got '{mode}'.")
 
 
-def _decode(target: Any, input_ids: Tensor, **call: Any) -> Any:
+def _decode(
+    target: Any, input_ids: Tensor, *, call: dict[str, Any], model_kwargs: dict[str, Any]
+) -> Any:
     """Check what only the prepared inputs show, then decode."""
-    named = ("generation_config", "logits_processor", "stopping_criteria", "streamer")
-    others = ("synced_gpus", "inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer")
-    model_kwargs = {k: v for k, v in call.items() if k not in named + others}
     if input_ids.shape[0] != 1:
         raise NotImplementedError(
             f"Decoding with a DFlash drafter takes one sequence a call, got a batch of "
@@ -169,7 +198,7 @@ def _decode(target: Any, input_ids: Tensor, **call: Any) -> Any:
         drafter,
         input_ids,
         policy=drafting_policy(drafter, call["generation_config"]),
-        call={name: call.get(name) for name in named},
+        call=call,
         model_kwargs=model_kwargs,
     ).run()
 
@@ -195,35 +224,19 @@ def drafting_policy(drafter: Any, call_config: GenerationConfig) -> DraftingPoli
         call_config: Of the call. A value equal to transformers' own default says nothing.
 
     Raises:
-        ValueError: ``num_assistant_tokens`` is not in 1..B - 1, or the threshold not in [0, 1].
+        ValueError: An option is unknown or out of range.
         NotImplementedError: A schedule other than "constant", or a tree.
     """
     defaults = GenerationConfig._get_default_generation_params()
-    own = drafter.generation_config
-
-    def option(name: str) -> Any:
+    policy = copy.copy(drafter.generation_config)
+    for name in _CALL_OPTIONS:
         value = getattr(call_config, name, None)
-        return getattr(own, name, None) if value in (None, defaults.get(name)) else value
-
-    most = drafter.config.block_size - 1
-    n_drafts = option("num_assistant_tokens")
-    n_drafts = most if n_drafts is None else n_drafts
-    if not 1 <= n_drafts <= most:
-        raise ValueError(
-            f"`num_assistant_tokens` must be in 1..{most} for a drafter with block size {most + 1}, "
-            f"got {n_drafts}."
-        )
-    threshold = option("assistant_confidence_threshold")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"`assistant_confidence_threshold` must be in [0, 1], got {threshold}.")
-    if option("num_assistant_tokens_schedule") not in (None, "constant"):
-        raise NotImplementedError(
-            "`num_assistant_tokens_schedule` must be 'constant', got "
-            f"'{option('num_assistant_tokens_schedule')}'. Set it so in drafter.generation_config."
-        )
-    if getattr(own, "draft_tree_nodes", 0):
-        raise NotImplementedError(
-            f"`draft_tree_nodes` must be 0 (a chain), got {own.draft_tree_nodes}. Trees are not "
-            "supported yet."
-        )
-    return DraftingPolicy(n_drafts, threshold, own.temperature)
+        if value not in (None, defaults.get(name)):
+            setattr(policy, name, value)
+    block_size = drafter.config.block_size
+    validate_generation_config(policy, block_size)
+    return DraftingPolicy(
+        policy.num_assistant_tokens or block_size - 1,
+        policy.assistant_confidence_threshold,
+        policy.temperature,
+    )
