@@ -17,7 +17,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .drafting import DFlashCandidateGenerator, DraftingPolicy, Proposal
 from .outputs_dflash import CACHE_NAME, DecodingStatistics, StepRecords
-from .target import TargetTaps, forget_past, roll_back, roll_back_to
+from .target import TargetTaps, forget_past, refuse_recurrent, roll_back, roll_back_to
 from .verification import Verification, argmax_rows, sample_or_accept, verify_greedy
 
 
@@ -113,6 +113,7 @@ class ChainDecoding:
         )
         with taps.recording():
             outputs = self.target._prefill(self.ids, self.config, self.model_kwargs)
+        refuse_recurrent(cache)
         self.statistics.target_forwards += 1
         prompt = taps.take()
         n_slots = n_past + prompt[0].shape[1]
@@ -192,7 +193,7 @@ class ChainDecoding:
         return emitted
 
     def _emit_in_order(self, logits: Tensor, proposal: Proposal | None) -> Verification:
-        """Token by token: processors and criteria may keep a state, so they see just what is emitted."""
+        """Token by token: processors and criteria may keep a state, so they see what is emitted."""
         draft_ids = [] if proposal is None else proposal.draft_ids.tolist()
         start, n_accepted = self._n, 0
         for i, row in enumerate(logits.split(1)):

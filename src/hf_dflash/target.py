@@ -175,6 +175,22 @@ def _crop(layer: Any, n_removed: int) -> None:
         layer.cumulative_length.sub_(n_removed)
 
 
+def refuse_recurrent(cache: Any) -> None:
+    """Refuse a cache that a forward has left with a recurrent state: no draft can leave that again.
+
+    Most such targets are known by their class and refused before any forward.
+
+    Raises:
+        NotImplementedError: A layer keeps a recurrent state.
+    """
+    for layer in cache.layers:
+        if any(getattr(layer, "is_recurrent_states_initialized", {}).values()):
+            raise NotImplementedError(
+                f"A `{type(layer).__name__}` keeps a recurrent state, which cannot be rolled back "
+                "to the accepted tokens. Use plain generate()."
+            )
+
+
 def forget_past(cache: Any) -> None:
     """Let windowed layers drop at once what leaves the window, as they did before decoding.
 
