@@ -106,8 +106,8 @@ class TerminalView:
                 f"{measures.tokens_per_s_plain:.1f} -> {measures.tokens_per_s_drafted:.1f}",
                 " tokens/s, ",
                 (_speedups(measures), "bold"),
-                f"; acceptance length {'-' if accepted is None else f'{accepted:.2f}'}",
-                f"; {measures.target_forwards} target forwards for {measures.n_tokens} tokens",
+                f"\nacceptance length {'-' if accepted is None else f'{accepted:.2f}'}, ",
+                f"{measures.target_forwards} target forwards for {measures.n_tokens} tokens",
             )
         )
 
