@@ -8,9 +8,9 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from .answer_file import Answer, AnswerFile
 from .chats import Chat
+from .loss_mask import ChatEncoder
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -44,25 +45,35 @@ class RegenerationReport:
     n_too_long: int
 
 
-def prompts_of(chats: Sequence[Chat]) -> list[Chat]:
+def prompts_of(chats: Iterable[Chat]) -> list[Chat]:
     """Cut chats into prompts: one for every assistant turn, with all that stands before it.
 
-    A chat that ends with the user's turn, or has that turn only, gives one for its end, too.
+    A chat that does not end with the assistant gives one for its end, too.
+
+    Raises:
+        ValueError: If a chat is a plain text, which has no turn to answer.
     """
     prompts = []
     for chat in chats:
+        if chat.text is not None:
+            raise ValueError(
+                f"{chat.source}: a plain text has no turn to answer. Give chats or prompts."
+            )
         roles = [message["role"] for message in chat.messages]
         ends = [i for i, role in enumerate(roles) if role == "assistant" and i > 0]
         if roles[-1] != "assistant":
             ends.append(len(roles))
-        prompts += [Chat(chat.messages[:end], chat.tools, chat.labels) for end in ends]
+        prompts += [replace(chat, messages=chat.messages[:n], answer_ids=None) for n in ends]
     return prompts
 
 
 def prompt_id(prompt: Chat) -> str:
     """Name a prompt by its content, so that the same one is never answered twice."""
-    content = json.dumps([prompt.messages, prompt.tools], sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    content: list[Any] = [prompt.messages, prompt.tools]
+    if prompt.template_options:
+        content.append(prompt.template_options)
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def regenerate_answers(
@@ -91,7 +102,8 @@ def regenerate_answers(
         max_new_tokens: Where an answer is cut.
         temperature: 0 is greedy; otherwise the target's own top-k and top-p stay in force.
         seed: Of the draws, with the prompts of a batch. Of no account when greedy.
-        template_options: Passed to the chat template, such as ``{"enable_thinking": False}``.
+        template_options: Passed to the chat template, such as ``{"enable_thinking": False}``,
+            where a prompt has none of its own; kept with each answer.
 
     Raises:
         ValueError: If an option is out of range, the tokenizer has no chat template, or
@@ -99,6 +111,7 @@ def regenerate_answers(
     """
     _check_options(batch_size, max_new_tokens, temperature)
     options = template_options or {}
+    encoder = ChatEncoder(tokenizer)
     config = _generation_config(target, tokenizer, temperature)
     writer = _LocalWriter(target, config, max_new_tokens, seed)
     settings = {
@@ -110,8 +123,8 @@ def regenerate_answers(
         **{name: getattr(config, name, None) for name in SAMPLING_FIELDS if temperature},
     }
     with AnswerFile(Path(out_path), settings) as file:
-        waiting, n_found = _not_done(prompts, file)
-        rows = [_prompt_ids(tokenizer, prompt, options) for prompt in waiting]
+        waiting, n_found = _not_done(prompts, options, file)
+        rows = [encoder.prompt_ids(prompt) for prompt in waiting]
         n_positions = getattr(target.config.get_text_config(), "max_position_embeddings", None)
         fits = [not n_positions or len(row) + max_new_tokens <= n_positions for row in rows]
         batches = _batches([i for i, fit in enumerate(fits) if fit], rows, batch_size)
@@ -156,7 +169,8 @@ def regenerate_answers_from_server(
         seed: Sent with each request.
         n_threads: Requests under way at once.
         api_key: Sent as a bearer token; never written to a file.
-        template_options: Sent as ``chat_template_kwargs``, as vLLM and SGLang read them.
+        template_options: Sent as ``chat_template_kwargs``, as vLLM and SGLang read them, where a
+            prompt has none of its own; kept with each answer.
 
     Raises:
         ValueError: If an option is out of range, or ``out_path`` holds other answers.
@@ -171,9 +185,8 @@ def regenerate_answers_from_server(
     client = InferenceClient(base_url=base_url, api_key=api_key)
 
     def ask(prompt: Chat) -> Answer:
-        extra: dict[str, Any] = {"chat_template_kwargs": options} if options else {}
-        if prompt.tools:
-            extra["tools"] = prompt.tools
+        wanted = {"chat_template_kwargs": prompt.template_options, "tools": prompt.tools}
+        extra = {name: value for name, value in wanted.items() if value}
         reply = client.chat_completion(
             prompt.messages,
             model=model,
@@ -185,7 +198,7 @@ def regenerate_answers_from_server(
         return _server_answer(reply.choices[0])
 
     with AnswerFile(Path(out_path), settings) as file:
-        waiting, n_found = _not_done(prompts, file)
+        waiting, n_found = _not_done(prompts, options, file)
         _ask_in_threads(ask, waiting, file, n_threads)
     return RegenerationReport(len(waiting), n_found, n_too_long=0)
 
@@ -196,7 +209,7 @@ class _LocalWriter:
     def __init__(
         self, target: "PreTrainedModel", config: "GenerationConfig", max_new_tokens: int, seed: int
     ):
-        self.target = target
+        self.target: Any = target  # transformers types generate() on the classes that have it
         self.config = config
         self.max_new_tokens = max_new_tokens
         self.seed = seed
@@ -270,7 +283,7 @@ def _generation_config(
 
 def _model_name(target: "PreTrainedModel") -> str:
     # The folder's own name only: the same answers may be continued on another machine.
-    path = Path(target.config.name_or_path)
+    path = Path(target.config.name_or_path or "")
     return path.name if path.is_dir() else str(target.config.name_or_path)
 
 
@@ -295,24 +308,15 @@ def _common_settings(
     }
 
 
-def _not_done(prompts: Sequence[Chat], file: AnswerFile) -> tuple[list[Chat], int]:
-    by_id = {prompt_id(prompt): prompt for prompt in prompts}
+def _not_done(
+    prompts: Sequence[Chat], options: dict[str, Any], file: AnswerFile
+) -> tuple[list[Chat], int]:
+    by_id = {}
+    for given in prompts:
+        prompt = replace(given, template_options={**options, **given.template_options})
+        by_id[prompt_id(prompt)] = prompt
     waiting = [prompt for name, prompt in by_id.items() if name not in file.done]
     return waiting, len(by_id) - len(waiting)
-
-
-def _prompt_ids(
-    tokenizer: "PreTrainedTokenizerBase", prompt: Chat, options: dict[str, Any]
-) -> list[int]:
-    encoded = tokenizer.apply_chat_template(
-        prompt.messages,
-        tools=prompt.tools,
-        add_generation_prompt=True,
-        tokenize=True,
-        return_dict=True,
-        **options,
-    )
-    return list(encoded["input_ids"])
 
 
 def _batches(indices: list[int], rows: list[list[int]], batch_size: int) -> Iterator[list[int]]:
@@ -329,6 +333,7 @@ def _record(prompt: Chat, answer: Answer) -> dict[str, Any]:
         **prompt.labels,
         "messages": [*prompt.messages, answer.message],
         **({"tools": prompt.tools} if prompt.tools else {}),
+        **({"chat_template_kwargs": prompt.template_options} if prompt.template_options else {}),
         **({"answer_ids": answer.ids} if answer.ids is not None else {}),
         "finished": answer.finished,
     }

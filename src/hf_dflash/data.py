@@ -1,0 +1,206 @@
+"""Training data: chats become rows of token ids and loss masks that a trainer takes as they are."""
+
+import gzip
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .chats import Chat
+from .loss_mask import ChatEncoder, EncodedRow
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+NO_ANSWER = "there is no assistant turn"
+NO_ANCHOR = "fewer than two supervised tokens in a row"
+CUT_AWAY = "nothing supervised before `max_length`"
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What became of the chats.
+
+    Attributes:
+        n_chats: Chats that were read.
+        n_tokens: Tokens in the rows.
+        n_supervised: Of them, those trained on.
+        n_truncated: Rows that were cut at ``max_length``.
+        skipped: How many chats, turns or rows gave nothing, by reason.
+    """
+
+    n_chats: int = 0
+    n_tokens: int = 0
+    n_supervised: int = 0
+    n_truncated: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChatRows:
+    """Rows for a trainer; indexed, it gives what a collator takes."""
+
+    rows: list[EncodedRow]
+    report: DataReport = DataReport()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, list[int] | int]:
+        row = self.rows[index]
+        return {
+            "input_ids": row.input_ids,
+            "loss_mask": row.loss_mask,
+            # The row's own number: its anchors are drawn by it.
+            "row_id": range(len(self))[index],
+        }
+
+
+def encode_chats(
+    tokenizer: "PreTrainedTokenizerBase",
+    chats: Iterable[Chat],
+    *,
+    max_length: int | None = None,
+    merge_turns: bool = True,
+) -> ChatRows:
+    """Encode chats for training; what cannot be used is counted and logged, never padded over.
+
+    Args:
+        tokenizer: A fast one, with the chat template that the target is served with.
+        chats: Read by :func:`hf_dflash.chats.read_chats`.
+        max_length: Tokens at which a row is cut; None cuts none.
+        merge_turns: See :class:`hf_dflash.loss_mask.ChatEncoder`.
+
+    Raises:
+        ValueError: If no row is left, or ``max_length`` is too short for any.
+    """
+    if max_length is not None and max_length < 2:
+        raise ValueError(f"`max_length` must be at least 2, got {max_length}.")
+    encoder = ChatEncoder(tokenizer, merge_turns=merge_turns)
+    tally = _Tally()
+    rows = [
+        row
+        for chat in chats
+        for whole in tally.rows_of(encoder, chat)
+        if (row := tally.cut(whole, max_length, chat)) is not None
+    ]
+    report = tally.report(rows)
+    for reason, count in report.skipped.items():
+        logger.warning("Skipped %d: %s; first %s.", count, reason, tally.first[reason])
+    if report.n_truncated:
+        logger.warning("Cut %d rows at `max_length` %s.", report.n_truncated, max_length)
+    if not rows:
+        reasons = "; ".join(f"{count} x {reason}" for reason, count in report.skipped.items())
+        raise ValueError(
+            f"`chats` must have a supervised token: none of the {report.n_chats} chats gives a "
+            f"row to train on ({reasons or 'there are none'}). Regenerate the answers, or check "
+            "the roles and the chat template."
+        )
+    return ChatRows(rows, report)
+
+
+class _Tally:
+    """Counts on the way from chats to rows."""
+
+    def __init__(self) -> None:
+        self.n_chats = 0
+        self.n_truncated = 0
+        self.skipped: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
+
+    def skip(self, reason: str, where: str) -> None:
+        self.skipped[reason] += 1
+        self.first.setdefault(reason, where)
+
+    def rows_of(self, encoder: ChatEncoder, chat: Chat) -> list[EncodedRow]:
+        self.n_chats += 1
+        encoded = encoder.encode(chat)
+        for problem in encoded.problems:
+            reason, detail = problem.args
+            self.skip(reason, f"{chat.source} ({detail})")
+        if not encoded.rows and not encoded.problems:
+            self.skip(NO_ANSWER, chat.source)
+        return encoded.rows
+
+    def cut(self, row: EncodedRow, max_length: int | None, chat: Chat) -> EncodedRow | None:
+        if not row.has_anchor():
+            self.skip(NO_ANCHOR, chat.source)
+            return None
+        if max_length is None or len(row.input_ids) <= max_length:
+            return row
+        row = EncodedRow(row.input_ids[:max_length], row.loss_mask[:max_length])
+        if not row.has_anchor():
+            self.skip(CUT_AWAY, chat.source)
+            return None
+        self.n_truncated += 1
+        return row
+
+    def report(self, rows: list[EncodedRow]) -> DataReport:
+        return DataReport(
+            n_chats=self.n_chats,
+            n_tokens=sum(len(row.input_ids) for row in rows),
+            n_supervised=sum(sum(row.loss_mask) for row in rows),
+            n_truncated=self.n_truncated,
+            skipped=dict(self.skipped),
+        )
+
+
+def save_rows(data: ChatRows, path: Path) -> None:
+    """Write rows as JSON lines, gzipped if ``path`` ends in ``.gz``; all of them or none."""
+    # The same rows give the same file: no time of writing, no name.
+    lines = (
+        json.dumps({"input_ids": row.input_ids, "loss_mask": row.loss_mask}) + "\n"
+        for row in data.rows
+    )
+    content = "".join(lines).encode()
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
+    part.replace(path)
+
+
+def load_rows(path: Path) -> ChatRows:
+    """Read what :func:`save_rows` wrote.
+
+    Raises:
+        ValueError: If a line is not such a row.
+    """
+    rows = []
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = EncodedRow(**json.loads(line))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path}, line {number}: not a prepared row ({error}).") from error
+            if len(row.input_ids) != len(row.loss_mask):
+                raise ValueError(
+                    f"{path}, line {number}: `loss_mask` needs a value for each of the "
+                    f"{len(row.input_ids)} `input_ids`, got {len(row.loss_mask)}."
+                )
+            rows.append(row)
+    return ChatRows(rows)
+
+
+def coloured(tokenizer: "PreTrainedTokenizerBase", row: EncodedRow) -> "Text":
+    """Show a row for the eye: supervised tokens green, the others dim, in alternating shades.
+
+    Line breaks are shown as an arrow, too, so that their colour can be seen.
+
+    Raises:
+        RuntimeError: If the package ``rich`` is not installed.
+    """
+    try:
+        from rich.text import Text
+    except ImportError as error:
+        raise RuntimeError("Showing rows needs `rich`: pip install 'hf-dflash[demo]'.") from error
+    shown = Text()
+    for i, (token_id, mask) in enumerate(zip(row.input_ids, row.loss_mask, strict=True)):
+        style = ("black on green", "black on bright_green") if mask else ("dim", "dim reverse")
+        piece = str(tokenizer.decode([token_id])).replace("\n", "\u21b5\n")
+        shown.append(piece, style=style[i % 2])
+    return shown
