@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 import transformers
-from near_tie import CycleRecorder, examine
 from torch import Tensor
 
 import hf_dflash
 from hf_dflash import DFlashDraftModel
 from hf_dflash.smollm2 import target_folder
+from near_tie import CycleRecorder, examine
 
 ROOT = Path(__file__).parents[1]
 # The promise of the project for this pair and mix of prompts, judged in float32.
@@ -93,8 +93,7 @@ def compare(
         "target_forwards": statistics.target_forwards,
         "n_accepted": statistics.n_accepted,
         "identical": difference is None,
-        "difference": difference
-        and asdict(difference) | {"is_near_tie": difference.is_near_tie},
+        "difference": difference and asdict(difference) | {"is_near_tie": difference.is_near_tie},
     }
 
 
