@@ -15,6 +15,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,10 +172,13 @@ def _dequantise(gguf_file: Path, folder: Path) -> None:
     """Write the model of ``gguf_file`` to ``folder`` as an ordinary bfloat16 checkpoint."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils.import_utils import is_gguf_available
 
-    if not is_gguf_available():
-        raise RuntimeError("Reading a GGUF file needs `gguf`: pip install 'hf-dflash[demo]'.")
+    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
+    if missing:
+        raise RuntimeError(
+            f"Reading a GGUF file needs `gguf` and `accelerate`, got no {' and no '.join(missing)}. "
+            "Install them: pip install 'hf-dflash[demo]'."
+        )
     source, name = gguf_file.parent, gguf_file.name
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     # A model that remembers its GGUF origin cannot be saved, so its weights move to a clean one.

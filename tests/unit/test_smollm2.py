@@ -165,9 +165,10 @@ def test_a_full_disk_is_found_before_the_download(monkeypatch):
 
 
 @pytest.mark.usefixtures("wheel")
-def test_gguf_must_be_installed(monkeypatch):
-    monkeypatch.setattr("transformers.utils.import_utils.is_gguf_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"needs `gguf`: pip install 'hf-dflash\[demo\]'"):
+@pytest.mark.parametrize("missing", ["gguf", "accelerate"])
+def test_what_reads_a_gguf_file_must_be_installed(monkeypatch, missing):
+    monkeypatch.setattr(smollm2, "find_spec", lambda name: None if name == missing else name)
+    with pytest.raises(RuntimeError, match=rf"got no {missing}\..*pip install 'hf-dflash\[demo\]'"):
         smollm2.target_folder()
 
 
