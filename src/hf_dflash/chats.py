@@ -9,6 +9,7 @@ and ``content``); ``prompt`` with ``response`` or ``completion``; ``prompt`` alo
 import gzip
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,9 +170,12 @@ def _optional(record: Record, name: str, kind: type, where: str) -> Any:
     value = record.get(name)
     # Parquet keeps nested objects of changing shape as JSON text.
     if isinstance(value, str):
-        value = json.loads(value)
+        with suppress(ValueError):
+            value = json.loads(value)
     if value is not None and not isinstance(value, kind):
-        raise ValueError(f"{where}: `{name}` must be a {kind.__name__}, got {value!r:.80}.")
+        raise ValueError(
+            f"{where}: `{name}` must be a {kind.__name__} or its JSON text, got {value!r:.80}."
+        )
     return value
 
 

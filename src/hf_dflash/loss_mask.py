@@ -99,7 +99,7 @@ class ChatEncoder:
         rows: list[EncodedRow] = []
         problems = []
         for turn, message in enumerate(chat.messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or turn == 0:  # nothing asked for an opening greeting
                 continue
             try:
                 rows.append(self._encode_turn(chat, turn))
