@@ -176,7 +176,7 @@ def _dequantise(gguf_file: Path, folder: Path) -> None:
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise RuntimeError(
-            f"Reading a GGUF file needs `gguf` and `accelerate`, got no {' and no '.join(missing)}. "
+            f"Reading a GGUF file needs `gguf` and `accelerate`, got no {', '.join(missing)}. "
             "Install them: pip install 'hf-dflash[demo]'."
         )
     source, name = gguf_file.parent, gguf_file.name
