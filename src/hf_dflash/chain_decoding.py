@@ -17,7 +17,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from .drafting import DFlashCandidateGenerator, DraftingPolicy, Proposal
 from .outputs_dflash import CACHE_NAME, DecodingStatistics, StepRecords
-from .target import TargetTaps, forget_past, refuse_recurrent, roll_back, roll_back_to
+from .target import TargetTaps, forget_past, refuse_recurrent, roll_back, roll_back_to, text_config
 from .verification import Verification, argmax_rows, sample_or_accept, verify_greedy
 
 
@@ -50,7 +50,8 @@ class ChainDecoding:
         self.criteria = call["stopping_criteria"]
         self.streamer = call.get("streamer")
         self.model_kwargs = model_kwargs
-        self.records = StepRecords(self.config)
+        layer_types = getattr(text_config(target), "layer_types", None)
+        self.records = StepRecords(self.config, layer_types)
         self.statistics = DecodingStatistics()
         self.finished = False
         self._ids = input_ids  # (1, capacity); grows by doubling
@@ -169,6 +170,12 @@ class ChainDecoding:
             is_first_iteration=False,
             **model_kwargs,
         )
+        if inputs["input_ids"].shape[1] != n_drafts + 1:
+            raise NotImplementedError(
+                f"`{type(self.target).__name__}.prepare_inputs_for_generation` must pass the last "
+                f"`next_sequence_length`={n_drafts + 1} tokens on, got "
+                f"{inputs['input_ids'].shape[1]}. Use plain generate()."
+            )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = n_drafts + 1
         self.statistics.target_forwards += 1

@@ -161,6 +161,11 @@ def _refuse_unsupported(
             f"{name}, whose recurrent state cannot be rolled back,",
             _PLAIN,
         ),
+        (
+            _learns_prompt(target),
+            "a PEFT adapter of virtual tokens, which feeds one token a forward,",
+            f"an adapter of weights (LoRA), or {_PLAIN}",
+        ),
         (config.num_beams > 1, f"`num_beams`={config.num_beams}", "num_beams=1"),
         (n_sequences > 1, f"`num_return_sequences`={n_sequences}", "one call a sequence"),
         (mode != GenerationMode.ASSISTED_GENERATION, f"generation mode '{mode.value}'", _PLAIN),
@@ -174,6 +179,13 @@ def _refuse_unsupported(
     modes = getattr(target, "_supported_generation_modes", None)
     if modes is not None and mode not in modes:
         raise ValueError(f"`{name}` supports only {modes}, got '{mode}'.")
+
+
+def _learns_prompt(target: Any) -> bool:
+    # PEFT puts its own method in the target's place for the time of a call.
+    adapter = getattr(target.prepare_inputs_for_generation, "__self__", None)
+    config = getattr(adapter, "active_peft_config", None)
+    return bool(getattr(config, "is_prompt_learning", False))
 
 
 def _decode(

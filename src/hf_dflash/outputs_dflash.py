@@ -6,7 +6,9 @@ Letters: N batch (1), S rows of one forward, V vocabulary, Ht hidden size.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from torch import Tensor
@@ -58,9 +60,12 @@ class StepRecords:
 
     Args:
         generation_config: Of the call.
+        layer_types: Of the target's layers, as in its config. Layers that share another's keys
+            have no cache of their own: they show what the last layer of their type shows.
     """
 
-    def __init__(self, generation_config: Any) -> None:
+    def __init__(self, generation_config: Any, layer_types: Sequence[str] | None = None) -> None:
+        self._layer_types = layer_types
         wanted = bool(generation_config.return_dict_in_generate)
         self.returns_dict = wanted
         self._scores: list[Tensor] | None = (
@@ -108,16 +113,31 @@ class StepRecords:
             n_emitted: How many of the rows count.
             cache: The target's cache, not yet rolled back; tells each layer's window.
         """
+        attentions = outputs.attentions if self._attentions is not None else None
+        kept = [] if attentions is None else self._cache_layers(cache, len(attentions))
         for i in range(n_emitted):
             if self._hidden_states is not None:
                 # Copies: views would keep the rows of rejected drafts alive.
                 rows = tuple(layer[:, i : i + 1].clone() for layer in outputs.hidden_states)
                 self._hidden_states.append(rows)
             if self._attentions is not None:
-                layers = zip(outputs.attentions, cache.layers, strict=False)
+                # Attention that never returns weights (sdpa) leaves nothing to be cut.
                 self._attentions.append(
-                    tuple(_row_of_attention(weights, i, kept) for weights, kept in layers)
+                    attentions
+                    if not attentions or attentions[0] is None
+                    else tuple(map(_row_of_attention, attentions, repeat(i), kept))
                 )
+
+    def _cache_layers(self, cache: Any, n_layers: int) -> list[Any]:
+        types = self._layer_types or [""] * n_layers
+        kept: list[Any] = []
+        last_of: dict[str, Any] = {}
+        for i, kind in enumerate(types[:n_layers]):
+            layer = cache.layers[i] if i < len(cache.layers) else None
+            if hasattr(layer, "get_seq_length"):  # a placeholder has no length
+                last_of[kind] = layer
+            kept.append(last_of.get(kind, layer))
+        return kept
 
     def output(self, sequences: Tensor, cache: Any, statistics: DecodingStatistics) -> Any:
         """The whole as `generate` returns it."""

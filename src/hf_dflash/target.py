@@ -88,10 +88,19 @@ class TargetTaps:
         return record
 
     def take(self) -> list[Tensor]:
-        """One tensor (N, S, Ht) a tap, of everything the target has run since the last call."""
+        """One tensor (N, S, Ht) a tap, of everything that was recorded since the last call.
+
+        Raises:
+            NotImplementedError: Layers return something else, several streams say (Gemma 3n).
+        """
         taps = [rows[0] if len(rows) == 1 else torch.cat(rows, dim=1) for rows in self._rows]
         for rows in self._rows:
             rows.clear()
+        if taps[0].dim() != 3:
+            raise NotImplementedError(
+                "Layers of the target must return hidden states (batch, tokens, width) to be "
+                f"tapped, got {tuple(taps[0].shape)}. Use plain generate()."
+            )
         return taps
 
 
@@ -162,10 +171,9 @@ def roll_back_to(cache: Any, n_slots: int) -> None:
     """
     for layer in cache.layers:
         if hasattr(layer, "get_seq_length"):
-            n_excess = int(layer.get_seq_length()) - n_slots
-        else:  # a convolution, which has recorded what came since it was last rolled back
-            n_excess = layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0]
-        _crop(layer, max(n_excess, 0))
+            _crop(layer, max(int(layer.get_seq_length()) - n_slots, 0))
+        elif hasattr(layer, "conv_states"):  # recorded since it was last rolled back
+            _crop(layer, max(layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0], 0))
 
 
 def _crop(layer: Any, n_removed: int) -> None:

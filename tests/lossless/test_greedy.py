@@ -31,6 +31,47 @@ def test_no_draft_is_ever_right(target):
     assert output.statistics.target_forwards == 12
 
 
+def test_long_output(target):
+    """Nothing drifts: neither positions nor caches."""
+    output = assert_equal_to_plain(target, prompt(5), max_new_tokens=300)
+    assert len(output.sequences[0, 200:].unique()) > 10
+
+
+def test_prompt_of_the_first_token_alone(target):
+    plain = target.generate(bos_token_id=3, max_new_tokens=20)
+    drafter = ScriptedDrafter(target, plain[0].tolist(), mixed)
+    call = {"bos_token_id": 3, "max_new_tokens": 20, "return_dict_in_generate": True}
+    output = target.generate(assistant_model=drafter, **call)
+    assert torch.equal(output.sequences, plain)
+    assert_drafts_mattered([output], 1)
+
+
+@pytest.mark.parametrize(
+    "mask", [[1, 1, 0, 1, 1, 0, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0, 1, 1]]
+)
+def test_masks_with_holes(target, mask):
+    """Odd, but plain decoding takes them."""
+    ids, mask = prompt(8), torch.tensor([mask])
+    call = {"attention_mask": mask, "max_new_tokens": 20, "return_dict_in_generate": True}
+    plain = target.generate(ids, **call).sequences
+    script = [*ids[mask == 1].tolist(), *plain[0, 8:].tolist()]
+    output = target.generate(ids, assistant_model=ScriptedDrafter(target, script, mixed), **call)
+    assert torch.equal(output.sequences, plain)
+    assert_drafts_mattered([output], 8)
+
+
+@pytest.mark.parametrize("more", [{"cache_implementation": "static"}, {"prefill_chunk_size": 2}])
+def test_left_padding_and(target, more):
+    ids = torch.cat([torch.zeros(1, 3, dtype=torch.long), prompt(5)], dim=1)
+    mask = (torch.arange(8)[None] >= 3).long()
+    call = {"attention_mask": mask, "max_new_tokens": 20, "return_dict_in_generate": True, **more}
+    plain = target.generate(ids, **call).sequences
+    drafter = ScriptedDrafter(target, plain[0, 3:].tolist(), mixed)
+    output = target.generate(ids, assistant_model=drafter, **call)
+    assert torch.equal(output.sequences, plain)
+    assert_drafts_mattered([output], 8)
+
+
 def test_random_drafter(target):
     plain = target.generate(prompt(5), max_new_tokens=24)
     drafted = target.generate(prompt(5), max_new_tokens=24, assistant_model=random_drafter(target))
@@ -205,6 +246,23 @@ def test_lora_target():
     assert not torch.equal(plain, without)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_adapter_of_virtual_tokens_is_refused(kind):
+    """PEFT passes one token a forward on, whatever it is asked for."""
+    import peft
+
+    target = tiny_target()
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    adapted = peft.get_peft_model(target, config).eval()
+    call = {"input_ids": prompt(5), "max_new_tokens": 8}
+    with pytest.raises(NotImplementedError, match=r"adapter of virtual tokens.*LoRA"):
+        adapted.generate(assistant_model=random_drafter(target), **call)
+    assert not any(m._forward_hooks for m in target.modules())
+
+
+# Before 5.24 transformers warns of inputs that are not on the "meta" device.
+@pytest.mark.filterwarnings("ignore:You are calling .generate:UserWarning")
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_offloaded_target(place, tmp_path):
     from accelerate import cpu_offload, disk_offload

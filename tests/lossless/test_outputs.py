@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig, MistralConfig, MistralForCausalLM
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from checks import assert_equal_to_plain, decode_both, mixed, prompt
@@ -107,6 +107,31 @@ def test_records_up_to_a_stop(target):
 @pytest.mark.parametrize("n_prompt", [2, 5, 6, 13])
 def test_records_of_a_windowed_target(windowed, n_prompt):
     assert_same_records(windowed, prompt(n_prompt))
+
+
+def test_records_of_a_target_whose_layers_share_keys():
+    """Layers without a cache of their own show what the layer shows whose keys they use."""
+    torch.manual_seed(0)
+    config = Gemma4TextConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=8,
+        sliding_window=6,
+        layer_types=[f"{kind}_attention" for kind in ("sliding", "full", "sliding") * 2][:5],
+        num_kv_shared_layers=2,
+        vocab_size_per_layer_input=96,
+        hidden_size_per_layer_input=8,
+        initializer_range=0.3,
+        eos_token_id=None,
+        pad_token_id=0,
+        attn_implementation="eager",
+    )
+    assert_same_records(Gemma4ForCausalLM(config).eval(), prompt(5))
 
 
 def test_records_with_a_static_cache(target):
