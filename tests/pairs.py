@@ -79,6 +79,7 @@ class ScriptedDrafter(DFlashDraftModel):
         n_right: Given the cycle (0, 1, ...), how many drafts are right; the next one is wrong.
             `None`: all are right.
         block_size: B.
+        **overrides: Other fields of the drafter's config.
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class ScriptedDrafter(DFlashDraftModel):
         script: Sequence[int],
         n_right: Callable[[int], int] | None = None,
         block_size: int = 8,
+        **overrides: Any,
     ) -> None:
-        super().__init__(drafter_config(target, block_size))
+        super().__init__(drafter_config(target, block_size, **overrides))
         self.script = list(script)
         self.n_right = n_right
         self.n_calls = 0
