@@ -63,6 +63,7 @@ STRICT_ROLES = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
+LETTERS = "abcdefghijklmnopqrst"
 # What ends a prompt stands before what starts an answer more often than before or after anything
 # else, so these merge first: "assistant" + ":yes", never "assistant:" + "yes".
 CORPUS = [
@@ -99,9 +100,9 @@ def spaced_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
     backend.decoder = decoders.Metaspace(prepend_scheme="never")
-    trainer = trainers.BpeTrainer(vocab_size=80, special_tokens=SPECIALS, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=100, special_tokens=SPECIALS, show_progress=False)
     # A letter in front, or the space would part the sign from the word.
-    backend.train_from_iterator([letter + text for letter in "aeiou" for text in CORPUS], trainer)
+    backend.train_from_iterator([letter + text for letter in LETTERS for text in CORPUS], trainer)
     return _fast(backend)
 
 

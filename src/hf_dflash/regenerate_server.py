@@ -1,0 +1,115 @@
+"""Let a target that runs on an OpenAI-compatible server (vLLM, SGLang, ...) answer prompts."""
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from .answer_file import Answer, AnswerFile
+from .chats import Chat
+from .regenerate import (
+    RegenerationReport,
+    check_options,
+    common_settings,
+    distinct,
+    prompt_id,
+    record,
+)
+
+
+def regenerate_answers_from_server(
+    base_url: str,
+    model: str,
+    prompts: Sequence[Chat],
+    out_path: Path,
+    *,
+    max_new_tokens: int = 2048,
+    temperature: float = 0.0,
+    seed: int = 0,
+    n_threads: int = 16,
+    api_key: str | None = None,
+    template_options: dict[str, Any] | None = None,
+) -> RegenerationReport:
+    """Answer ``prompts`` and append the answers to ``out_path`` as they come.
+
+    Such a server gives text and no token ids, so the answers are tokenised again for training.
+    A run that was interrupted continues where it stopped when it is called again.
+
+    Args:
+        base_url: Such as ``http://localhost:8000/v1``.
+        model: The model's name on that server.
+        prompts: Chats that end before an assistant's turn.
+        out_path: JSON lines, as :func:`hf_dflash.regenerate.regenerate_answers` writes them.
+        max_new_tokens: Where an answer is cut.
+        temperature: 0 is greedy.
+        seed: Sent with each request.
+        n_threads: Requests under way at once.
+        api_key: Sent as a bearer token; never written to a file.
+        template_options: Sent as ``chat_template_kwargs``, as vLLM and SGLang read them, where a
+            prompt has none of its own; kept with each answer.
+
+    Raises:
+        ValueError: If an option is out of range, or ``out_path`` holds other answers.
+        RuntimeError: If a request fails; what was answered before is kept.
+    """
+    from huggingface_hub import InferenceClient
+
+    check_options("n_threads", n_threads, max_new_tokens, temperature)
+    options = template_options or {}
+    client = InferenceClient(base_url=base_url, api_key=api_key)
+
+    def ask(prompt: Chat) -> Answer:
+        fields = {"chat_template_kwargs": prompt.template_options, "tools": prompt.tools}
+        reply = client.chat_completion(
+            prompt.messages,
+            model=model,
+            max_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            extra_body={name: value for name, value in fields.items() if value},
+        )
+        return _answer(reply.choices[0])
+
+    common = common_settings(max_new_tokens, temperature, seed, options)
+    wanted = distinct(prompts, options)
+    with AnswerFile(Path(out_path), {"made_by": "server", "model": model, **common}) as file:
+        waiting = [prompt for prompt in wanted if prompt_id(prompt) not in file.done]
+        _ask_in_threads(ask, waiting, file, n_threads)
+    return RegenerationReport(n_answered=len(waiting), n_found=len(wanted) - len(waiting))
+
+
+def _answer(choice: Any) -> Answer:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.message.content or ""}
+    # vLLM and SGLang put the thinking of a reasoning model here; templates read it back.
+    if reasoning := getattr(choice.message, "reasoning_content", None):
+        message["reasoning_content"] = reasoning
+    if calls := choice.message.tool_calls:
+        # Servers give the arguments as JSON text; templates take them as an object.
+        functions = [
+            {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+            for call in calls
+        ]
+        message["tool_calls"] = [{"type": "function", "function": call} for call in functions]
+    return Answer(message, None, choice.finish_reason != "length")
+
+
+def _ask_in_threads(
+    ask: Callable[[Chat], Answer], prompts: list[Chat], file: AnswerFile, n_threads: int
+) -> None:
+    bar = tqdm(total=len(prompts), desc="Answers", unit="answer")
+    with bar, ThreadPoolExecutor(n_threads) as pool:
+        futures = {pool.submit(ask, prompt): prompt for prompt in prompts}
+        for future in as_completed(futures):
+            try:
+                answer = future.result()
+            except Exception as error:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise RuntimeError(
+                    f"The server failed to answer a prompt: {error} Give the same options again "
+                    f"to continue: {len(file.done)} answers are kept in {file.path}."
+                ) from error
+            file.append([record(futures[future], answer)])
+            bar.update()

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock, Thread
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from hf_dflash.answer_file import settings_path
+from hf_dflash.chats import Chat, read_chats
+from hf_dflash.regenerate_server import regenerate_answers_from_server
+
+PROMPTS = [Chat([{"role": "user", "content": f"q{i}"}], labels={"n": i}) for i in range(8)]
+
+
+@pytest.fixture(autouse=True)
+def online(monkeypatch):
+    # The client of the Hub refuses every address offline, even this machine's own.
+    monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers "q3" with "a3", as an OpenAI-compatible server does."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[dict[str, Any]] = []
+        self.keys: set[str | None] = set()
+        self.lock = Lock()
+        self.fails_at: str | None = None
+        self.message: dict[str, Any] = {}
+        self.finish_reason = "stop"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        question = body["messages"][-1]["content"]
+        with self.server.lock:
+            self.server.requests.append(body)
+            self.server.keys.add(self.headers["Authorization"])
+        message = {"role": "assistant", "content": question.replace("q", "a")}
+        choice = {
+            "index": 0,
+            "message": {**message, **self.server.message},
+            "finish_reason": self.server.finish_reason,
+        }
+        reply = json.dumps(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "m",
+             "choices": [choice], "usage": None}
+        ).encode()  # fmt: skip
+        known = self.path == "/v1/chat/completions" and question != self.server.fails_at
+        self.send_response(200 if known else 400)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_):
+        """Tests print nothing."""
+
+
+@contextmanager
+def stand_in():
+    with StandIn() as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def run(server, path, prompts=PROMPTS, **options):
+    options = {"max_new_tokens": 9, "n_threads": 3, **options}
+    return regenerate_answers_from_server(server.url, "org/model", prompts, path, **options)
+
+
+def test_answers_come_through_a_server(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with stand_in() as server:
+        report = run(
+            server, path, temperature=0.5, seed=3, api_key="secret",
+            template_options={"enable_thinking": False},
+        )  # fmt: skip
+        assert (report.n_answered, report.n_found) == (8, 0)
+        assert server.keys == {"Bearer secret"}
+        sent = server.requests[0]
+        expected = {
+            "model": "org/model",
+            "max_tokens": 9,
+            "temperature": 0.5,
+            "seed": 3,
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+        assert {name: sent[name] for name in expected} == expected
+    chats = sorted(read_chats(path), key=lambda chat: chat.labels["n"])
+    assert [chat.messages[-1]["content"] for chat in chats] == [f"a{i}" for i in range(8)]
+    assert all(chat.answer_ids is None for chat in chats)
+    assert "secret" not in path.read_text() + settings_path(path).read_text()
+    assert json.loads(settings_path(path).read_text())["temperature"] == 0.5
+
+
+def test_a_failing_server_loses_nothing(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with stand_in() as server:
+        server.fails_at = "q7"
+        with pytest.raises(RuntimeError, match=r"failed to answer a prompt: .* answers are kept"):
+            run(server, path, n_threads=1)
+        n_kept = len(path.read_text().splitlines())
+        assert n_kept == 7
+        server.fails_at = None
+        server.requests.clear()
+        report = run(server, path)
+        assert (report.n_answered, report.n_found) == (1, 7)
+        assert [body["messages"][-1]["content"] for body in server.requests] == ["q7"]
+
+
+def test_cut_answers_reasoning_and_tool_calls_are_kept(tmp_path):
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
+    with stand_in() as server:
+        server.finish_reason = "length"
+        server.message = {"content": None, "reasoning_content": "hm", "tool_calls": [call]}
+        tools = [{"type": "function", "function": {"name": "now"}}]
+        run(server, tmp_path / "a", [Chat(PROMPTS[0].messages, tools=tools)])
+        assert server.requests[0]["tools"] == tools
+    (line,) = (tmp_path / "a").read_text().splitlines()
+    record = json.loads(line)
+    assert record["finished"] is False
+    assert record["tools"] == tools
+    assert record["messages"][-1] == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "hm",
+        "tool_calls": [
+            {"type": "function", "function": {"name": "now", "arguments": {"a": 1}}},
+        ],
+    }
+
+
+def test_answers_of_another_model_are_refused(tmp_path):
+    with stand_in() as server:
+        run(server, tmp_path / "a", PROMPTS[:1])
+        with pytest.raises(ValueError, match="model: 'org/model' there, 'org/other' now"):
+            regenerate_answers_from_server(
+                server.url, "org/other", PROMPTS, tmp_path / "a", max_new_tokens=9
+            )
+
+
+def test_options_out_of_range_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="`n_threads` must be at least 1, got 0"):
+        regenerate_answers_from_server("http://x", "m", PROMPTS, tmp_path / "a", n_threads=0)

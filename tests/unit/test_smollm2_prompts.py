@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "smollm2_prompts.py"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    subprocess.run([sys.executable, str(SCRIPT), str(path)], check=True)
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_mix(made):
+    module = runpy.run_path(str(SCRIPT))
+    counts = Counter((prompt["kind"], prompt["split"]) for prompt in made)
+    for kind, (_, quota) in module["KINDS"].items():
+        assert (counts[kind, "train"], counts[kind, "held_out"]) == (quota, 5)
+    assert len({prompt["id"] for prompt in made}) == len(made) >= 2400
+    assert len({prompt["prompt"] for prompt in made}) == len(made)
+
+
+def test_held_out_fillers_are_never_trained_on(made):
+    fillers = {"train": set(), "held_out": set()}
+    for prompt in made:
+        fillers[prompt["split"]].add(prompt["filler"])
+    assert not fillers["train"] & fillers["held_out"]
+
+
+def test_any_first_part_is_a_fair_sample(made):
+    train = [prompt["kind"] for prompt in made if prompt["split"] == "train"]
+    whole, part = Counter(train), Counter(train[:600])
+    for kind, count in whole.items():
+        expected = count * 600 / len(train)
+        assert 0.5 * expected < part[kind] < 1.6 * expected
+
+
+def test_no_prompt_of_a_benchmark_is_trained_on(made):
+    def words(text):
+        return frozenset(re.findall(r"\w+", text.casefold()))
+
+    files = sorted((ROOT / "benchmarks").glob("prompts*.jsonl"))
+    assert files
+    lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+    asked = {words(json.loads(line)["prompt"]) for line in lines}
+    near = [
+        (prompt["prompt"], sorted(other))
+        for prompt in made
+        for other in asked
+        if len(words(prompt["prompt"]) & other) >= 0.8 * len(words(prompt["prompt"]) | other)
+    ]
+    assert near == []
+
+
+def test_splits_can_be_written_alone(tmp_path):
+    path = tmp_path / "held_out.jsonl"
+    subprocess.run([sys.executable, str(SCRIPT), str(path), "--split", "held_out"], check=True)
+    kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert {prompt["split"] for prompt in kept} == {"held_out"}
