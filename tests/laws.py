@@ -104,7 +104,7 @@ def p_value(outputs: Iterable[Tokens], law: dict[Tokens, float]) -> float:
         expected[-1] += n * law[output]
     if expected[-1] < 5:
         observed[-2:], expected[-2:] = [sum(observed[-2:])], [sum(expected[-2:])]
-    assert len(expected) > 3, "too few cells to tell anything"
+    assert len(expected) > 1, "too few cells to tell anything"
     scale = n / sum(expected)  # the law sums to 1 up to rounding
     return float(chisquare(observed, [cell * scale for cell in expected]).pvalue)
 
@@ -143,7 +143,8 @@ class NearTarget(DFlashDraftModel):
             position = PROMPT.shape[1] + len(prefix) - 1
             self._rows[position, prefix[-1]] = slots @ to_hidden
 
-    def forward(self, noise_embeds: Tensor, position_ids: Tensor, **_: Any) -> BaseModelOutput:
+    def forward(self, noise_embeds: Tensor, position_ids: Tensor, **kwargs: Any) -> BaseModelOutput:
+        super().forward(noise_embeds, position_ids=position_ids, **kwargs)  # keeps its cache true
         n_block = noise_embeds.shape[1]
         anchor = int((self._table - noise_embeds[0, 0]).square().sum(dim=1).argmin())
         rows = self._rows[int(position_ids[0, -n_block]), anchor]

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from hf_dflash import chain_decoding
-from hf_dflash.verification import residual
+from hf_dflash import chain_decoding, drafting
+from hf_dflash.drafting import Proposal
+from hf_dflash.verification import DraftLaw, residual
 from laws import (
     PROMPT,
     NearTarget,
@@ -30,8 +31,7 @@ from laws import (
 )
 from pairs import random_drafter
 
-N_SAMPLES = 600
-N_SAMPLES_POWER = 600
+N_SAMPLES = 500
 
 
 class LastTokenBias(LogitsProcessor):
@@ -96,7 +96,7 @@ CELLS = [
     Cell("argmax drafts, penalty", {"repetition_penalty": 1.4}, {"temperature": 0.0}, seed=1),
     Cell("cold drafter", {"top_k": 4}, {"temperature": 0.5}),
     Cell("hot drafter", {"repetition_penalty": 1.3}, {"temperature": 2.0}),
-    Cell("confident", {}, {"assistant_confidence_threshold": 0.5}, n_new=5),
+    Cell("confident", {}, {"assistant_confidence_threshold": 0.3}, noise=0.3),
     Cell("confident, top-k", {"top_k": 3}, {"assistant_confidence_threshold": 0.6}, noise=2.0),
     Cell("one draft", {"top_p": 0.9}, {"num_assistant_tokens": 1}),
     Cell("block of two", {"temperature": 1.2}, block_size=2),
@@ -187,3 +187,66 @@ def test_the_same_samples_would_show_a_biased_verification(
     cell = Cell("plain", noise=2.0)
     outputs, *_ = sample(cell, N_SAMPLES)
     assert p_value(outputs, law_of(cell)) < 1e-6
+
+
+def drop_unlikely_draws(proposal: Proposal, _: Tensor, threshold: float) -> Proposal:
+    law = proposal.law
+    n_kept = int((law.draft_probs >= threshold).cumprod(dim=0).sum())
+    kept = DraftLaw(law.token_ids, law.probs[:n_kept], law.draft_probs[:n_kept])
+    return Proposal(proposal.draft_ids[:n_kept], kept)
+
+
+def test_the_same_samples_would_show_drafts_that_were_dropped_for_what_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(drafting, "_confident_part", drop_unlikely_draws)
+    cell = next(cell for cell in CELLS if cell.name == "confident")
+    outputs, *_ = sample(cell, N_SAMPLES)
+    assert p_value(outputs, law_of(cell)) < 1e-6
+
+
+# Randomness: one seed, one output; none where nothing is drawn.
+
+
+def generate(cell: Cell, seed: int, **options: Any) -> Any:
+    target, drafter = enumerated(cell.n_new)[0], drafter_of(cell)
+    torch.manual_seed(seed)
+    call = {**cell.arguments, "max_new_tokens": 4, **options}
+    return target.generate(
+        PROMPT, assistant_model=drafter, return_dict_in_generate=True, output_scores=True, **call
+    )
+
+
+@pytest.mark.parametrize("cell", [CELLS[0], CELLS[3], CELLS[6], CELLS[15], CELLS[19]], ids=str)
+def test_one_seed_gives_one_output_and_many_seeds_give_many(cell: Cell) -> None:
+    first, second = ([generate(cell, seed) for seed in range(20)] for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one.sequences, other.sequences)
+        assert one.statistics == other.statistics
+        for scores, again in zip(one.scores, other.scores, strict=True):
+            assert torch.equal(scores, again)
+    assert len({tuple(output.sequences[0].tolist()) for output in first}) > 5
+    assert sum(sum(output.statistics.n_accepted) for output in first) > 5
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_sampling_from_one_token_is_greedy_decoding(penalty: float) -> None:
+    cell = Cell("top-1", {"top_k": 1, "repetition_penalty": penalty}, noise=0.3)
+    target = enumerated(cell.n_new)[0]
+    greedy = target.generate(PROMPT, max_new_tokens=4, do_sample=False, repetition_penalty=penalty)
+    outputs = [generate(cell, seed) for seed in range(5)]
+    assert all(torch.equal(output.sequences, greedy) for output in outputs)
+    n_accepted = [sum(output.statistics.n_accepted) for output in outputs]
+    assert max(n_accepted) > 0
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_greedy_decoding_draws_no_random_number(penalty: float) -> None:
+    cell = Cell("greedy", {"repetition_penalty": penalty, "top_k": None}, noise=0.3)
+    target, drafter = enumerated(cell.n_new)[0], drafter_of(cell)
+    call = {**cell.arguments, "do_sample": False}
+    state = torch.get_rng_state()
+    drafted = target.generate(PROMPT, assistant_model=drafter, return_dict_in_generate=True, **call)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(drafted.sequences, target.generate(PROMPT, **call))
+    assert sum(drafted.statistics.n_accepted) > 0
