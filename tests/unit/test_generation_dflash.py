@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import (
     AutoModel,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     GenerationConfig,
     GenerationMixin,
     JambaConfig,
@@ -230,6 +232,31 @@ def test_recurrent_target_whose_class_does_not_say_so():
         target.generate(prompt(5), assistant_model=drafter, max_new_tokens=6)
     assert not any(m._forward_hooks for m in target.modules())
     assert torch.equal(target.generate(prompt(5), max_new_tokens=6), plain)
+
+
+def test_target_of_several_residual_streams():
+    """Gemma 3n: its layers return a stack of states, and no drafter reads those."""
+    config = Gemma3nTextConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        num_kv_shared_layers=0,
+        vocab_size_per_layer_input=96,
+        hidden_size_per_layer_input=8,
+        laurel_rank=4,
+        altup_num_inputs=2,
+        activation_sparsity_pattern=[0.0] * 4,
+    )
+    target = Gemma3nForCausalLM(config).eval()
+    drafter = random_drafter(target)
+    with pytest.raises(NotImplementedError, match=r"width\) to be tapped, got \(2, 1, 5, 32\)"):
+        target.generate(prompt(5), assistant_model=drafter, max_new_tokens=6)
+    assert not any(m._forward_hooks for m in target.modules())
 
 
 def test_target_without_a_cache_object(target, drafter, monkeypatch):
