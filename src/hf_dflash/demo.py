@@ -17,9 +17,11 @@ from transformers.generation.streamers import BaseStreamer
 DTYPES = ("float32", "bfloat16")
 
 # Timing the dtypes: one prompt, this many tokens, best of so many rounds. About ten seconds on two
-# cores, and enough to tell the dtypes apart (they differ by a third or more).
+# idle cores, and enough to tell the dtypes apart (they differ by a third or more). A busy machine
+# may take ten times as long for a round; then no other one is begun.
 TIMING_TOKENS = 24
 TIMING_ROUNDS = 3
+TIMING_LIMIT_S = 10.0
 
 OnTokens = Callable[[Sequence[int], int], None]
 
@@ -245,7 +247,10 @@ def time_pairs(pairs: Sequence[Pair], prompt: str) -> tuple[Timing, ...]:
     best = {(i, drafted): 0.0 for i in range(len(pairs)) for drafted in (False, True)}
     for pair in pairs:
         _warm_up(pair, prompt)
-    for _ in range(TIMING_ROUNDS):
+    started_s = time.perf_counter()
+    for n_rounds in range(TIMING_ROUNDS):
+        if n_rounds > 0 and time.perf_counter() - started_s > TIMING_LIMIT_S:
+            break
         for i, drafted in best:
             input_ids = encode(pairs[i], prompt)
             speed = decode(pairs[i], input_ids, TIMING_TOKENS, drafted=drafted).tokens_per_s

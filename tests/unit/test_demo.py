@@ -124,6 +124,20 @@ def test_time_pairs_times_every_pair_both_ways(pair):
     assert all(t.tokens_per_s_plain > 0 and t.tokens_per_s_drafted > 0 for t in timings)
 
 
+@pytest.mark.parametrize(("limit_s", "n_rounds"), [(1e9, demo.TIMING_ROUNDS), (0.0, 1)])
+def test_a_busy_machine_gets_fewer_rounds(pair, monkeypatch, limit_s, n_rounds):
+    asked = []
+
+    def decode(_pair, _input_ids, max_new_tokens, *, drafted):
+        asked.append((max_new_tokens, drafted))
+        return Decoding((1, 2), 1.0, 2, ())
+
+    monkeypatch.setattr(demo, "TIMING_LIMIT_S", limit_s)
+    monkeypatch.setattr(demo, "decode", decode)
+    demo.time_pairs([pair], "HELLO")
+    assert asked.count((demo.TIMING_TOKENS, True)) == n_rounds
+
+
 @pytest.mark.parametrize(
     ("plain", "drafted", "expected"),
     [
