@@ -24,13 +24,19 @@ def decoder_layers(target: Any) -> Sequence[nn.Module]:
     """The target's decoder layers, first to last.
 
     Raises:
-        NotImplementedError: No list of ``num_hidden_layers`` modules is found in the decoder.
+        NotImplementedError: No list of ``num_hidden_layers`` modules is found.
     """
-    decoder = target.get_decoder()
     n_layers = text_config(target).num_hidden_layers
-    for _, module in decoder.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
-            return list(module)
+    # What get_decoder() finds may be a head of that name (ModernBERT), hence the second root.
+    for root in (target.get_decoder(), target.base_model):
+        found = {
+            name: module
+            for name, module in root.named_modules()
+            if isinstance(module, nn.ModuleList) and len(module) == n_layers
+        }
+        if found:
+            # The outermost: an image encoder inside the decoder may have as many (Idefics).
+            return list(found[min(found, key=lambda name: name.count("."))])
     raise NotImplementedError(
         f"`{type(target).__name__}` keeps its {n_layers} decoder layers in no module list that "
         "could be found, so its hidden states cannot be tapped. Please report the model family."

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache
+from transformers import (
+    DynamicCache,
+    GitConfig,
+    GitForCausalLM,
+    ModernBertDecoderConfig,
+    ModernBertDecoderForCausalLM,
+)
 
 from families.zoo import N_LAYERS, TEXT_TARGETS, VISION_TARGETS, image_inputs, prompt
 from hf_dflash.outputs_dflash import CACHE_NAME
@@ -95,6 +101,31 @@ def test_layers_of_a_vision_tower_are_not_taken_for_the_decoders():
         assert len(decoder_layers(target)) == N_LAYERS
         names = {id(module): name for name, module in target.named_modules()}
         assert all("vis" not in names[id(layer)] for layer in decoder_layers(target))
+
+
+def test_layers_of_an_image_encoder_inside_the_decoder_are_not_taken_for_its_own():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    vision = {**sizes, "num_hidden_layers": 3, "image_size": 4, "patch_size": 2}
+    config = GitConfig(vision_config=vision, num_hidden_layers=3, vocab_size=32, **sizes)
+    layers = decoder_layers(GitForCausalLM(config))
+    assert [type(layer).__name__ for layer in layers] == ["GitLayer"] * 3
+
+
+def test_a_head_that_is_called_decoder_is_not_taken_for_the_decoder():
+    config = ModernBertDecoderConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_attention_heads=2,
+        num_hidden_layers=3,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        cls_token_id=1,
+        sep_token_id=2,
+    )
+    layers = decoder_layers(ModernBertDecoderForCausalLM(config))
+    assert [type(layer).__name__ for layer in layers] == ["ModernBertDecoderLayer"] * 3
 
 
 def test_a_target_whose_layers_are_not_found_is_an_error():
