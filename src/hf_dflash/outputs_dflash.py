@@ -24,7 +24,9 @@ class DecodingStatistics:
     """How one call of `generate` went.
 
     The first token comes from the prompt's forward and belongs to no cycle. The last cycle may
-    have been cut short by a stop: only drafts that were emitted count as accepted.
+    have been cut short by a stop: only drafts that were emitted count as accepted. So
+    ``sum(n_accepted) + n_cycles + 1`` is the number of new tokens, or one more than that where
+    an accepted draft was the last of them and no bonus token followed.
     """
 
     n_accepted: list[int] = field(default_factory=list)  # accepted drafts of each cycle
