@@ -39,7 +39,7 @@ def main() -> int:
     args = _arguments()
     target = args.target or target_folder(notify=print)
     prompts = [json.loads(line) for line in args.prompts.read_text("utf-8").splitlines()]
-    record = _open_record(args, _provenance(args, Path(target)))
+    record = open_record(args.out, _provenance(args, Path(target)))
     exact_target = _load_target(target, "float32")
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     for dtype in args.dtypes:
@@ -155,13 +155,18 @@ def _provenance(args: argparse.Namespace, target: Path) -> dict[str, Any]:
     }
 
 
-def _open_record(args: argparse.Namespace, provenance: dict[str, Any]) -> dict[str, Any]:
-    if not args.out.exists():
+def open_record(path: Path, provenance: dict[str, Any]) -> dict[str, Any]:
+    """What an interrupted run has left, or an empty record.
+
+    Raises:
+        RuntimeError: It was made with something else; rows of two kinds would be mixed.
+    """
+    if not path.exists():
         return {"provenance": provenance, "summary": {}, "rows": {}}
-    record = json.loads(args.out.read_text("utf-8"))
+    record = json.loads(path.read_text("utf-8"))
     if record["provenance"] != provenance:
         raise RuntimeError(
-            f"`--out` {args.out} was made with other versions, weights, prompts or threads: "
+            f"`--out` {path} was made with other versions, weights, prompts or threads: "
             f"{record['provenance']}, now {provenance}. Delete it, or name another file."
         )
     return record

@@ -109,7 +109,7 @@ def examine(
         return None
     if index == 0:
         raise RuntimeError("The first token differs, but one and the same forward chooses it.")
-    start, n_rows = _cycle_of(index, cycles, n_drafted)
+    start, n_rows = cycle_of(index, cycles, n_drafted)
     one_row = logits_at(target, prompt_ids, plain, index, start=index, n_rows=1)
     block = logits_at(target, prompt_ids, plain, index, start=start, n_rows=n_rows)
     exact = logits_at(exact_target, prompt_ids, plain, index, start=index, n_rows=1)
@@ -128,7 +128,7 @@ def examine(
     )
 
 
-def _cycle_of(index: int, cycles: list[list[int]], n_drafted: list[int]) -> tuple[int, int]:
+def cycle_of(index: int, cycles: list[list[int]], n_drafted: list[int]) -> tuple[int, int]:
     """First token of the cycle that holds token ``index``, and the rows of its forward."""
     start = len(cycles[0])
     for cycle, n_drafts in zip(cycles[1:], n_drafted, strict=True):
