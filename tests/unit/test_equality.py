@@ -1,6 +1,7 @@
 import json
 
 import pytest
+
 from equality import failures, open_record, summarise
 from near_tie import Difference, cycle_of
 
