@@ -1,0 +1,164 @@
+"""The logits of a block in training are those of the decode path for the same prefix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_dflash.drafting import DFlashCandidateGenerator
+from hf_dflash.target import TargetTaps
+from training_pairs import (
+    BLOCK,
+    DRAFTERS,
+    batch_of,
+    block_logits,
+    random_ids,
+    row_of,
+    training_drafter,
+    training_target,
+)
+
+TOLERANCE = 1e-5
+LENGTHS = [5, 9, 17, 12, 8, 7, 20, 10, 14, 6, 9, 8, 11, 11, 5, 13, 7, 6, 10, 8]
+DOCUMENTS = [random_ids(length, seed) for seed, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    # In float64, what is left of differences is no rounding of long sums.
+    return training_target(dtype=torch.float64)
+
+
+def decoded_logits(target: Any, drafter: Any, document: list[int]) -> dict[int, Tensor]:
+    """What decoding would draft after every prefix (K, V), by the place of the anchor.
+
+    The context grows from anchor to anchor, as in decoding, and each piece of it comes from a
+    forward of the target over that prefix and no more.
+    """
+    generator = DFlashCandidateGenerator(drafter, target)
+    drafts, n_context = {}, 0
+    for anchor in range(3, len(document) - 1):
+        prefix = torch.tensor([document[:anchor]])
+        with TargetTaps(target, drafter.config.target_layer_ids) as taps, taps.recording():
+            target(prefix)
+            rows = [tap[:, n_context:] for tap in taps.take()]
+        generator.add_context(rows, torch.arange(n_context, anchor)[None])
+        n_context = anchor
+        anchor_id = torch.tensor([[document[anchor]]])
+        drafts[anchor] = generator._draft(anchor_id, anchor, BLOCK - 1)
+    return drafts
+
+
+def assert_same_as_decoding(
+    target: Any, drafter: Any, rows: list[Any], documents: list[list[int]]
+) -> None:
+    """Compare every anchor of ``rows`` to decoding ``documents``, their documents in order."""
+    batch = batch_of(rows)
+    logits = block_logits(target, drafter, batch)
+    n_compared = 0
+    remaining = iter(documents)
+    for n in range(len(rows)):
+        for number in range(1, int(batch["document_ids"][n].max()) + 1):
+            with torch.no_grad():
+                expected = decoded_logits(target, drafter, next(remaining))
+            start = int((batch["document_ids"][n] == number).nonzero()[0])
+            for anchor, want in expected.items():
+                slot = batch["anchors"][n].tolist().index(start + anchor)
+                got = logits[n, slot, 1:]
+                torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=TOLERANCE)
+                n_compared += 1
+    assert next(remaining, None) is None
+    assert n_compared == int((batch["anchors"] >= 0).sum()) > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_anchor_of_twenty_sequences(target: Any, kind: str) -> None:
+    drafter = training_drafter(target, kind)
+    rows = [row_of(document) for document in DOCUMENTS]  # padded at the right to the longest
+    assert_same_as_decoding(target, drafter, rows, DOCUMENTS)
+
+
+def uncompiled_flex(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
+) -> Any:
+    output = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+    return output.transpose(1, 2), None
+
+
+def uncompiled_mask(
+    batch_size: int, q_length: int, kv_length: int, mask_function: Any, device: Any, **_: Any
+) -> Any:
+    return create_block_mask(mask_function, batch_size, None, q_length, kv_length, device)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dflare, mixed", "sliding"])
+@pytest.mark.parametrize("attention", ["eager", "flex_attention"])
+# Torch 2.13 cannot compile this mask for CPUs (its C++ does not build), and says so of the rest.
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_other_attention_kernels(
+    target: Any, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flex_attention", uncompiled_flex)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "flex_attention", uncompiled_mask)
+    drafter = training_drafter(target, kind, attn_implementation=attention)
+    reference = training_drafter(target, kind)
+    assert reference.config._attn_implementation == "sdpa"
+    batch = batch_of([row_of(document) for document in DOCUMENTS[:6]])
+    expected = block_logits(target, reference, batch)
+    real = batch["anchors"] >= 0
+    got = block_logits(target, drafter, batch)
+    torch.testing.assert_close(got[real], expected[real], atol=TOLERANCE, rtol=TOLERANCE)
+    assert bool(got.isfinite().all())  # empty slots too
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dflash", "dflare, mixed", "sliding"])
+def test_packed_documents(target: Any, kind: str) -> None:
+    rows, documents = [], []
+    for group in (DOCUMENTS[:3], DOCUMENTS[3:6], DOCUMENTS[6:7]):
+        joined = [token for document in group for token in document]
+        numbers = [i for i, document in enumerate(group, 1) for _ in document]
+        mask = [int(place >= 3) for document in group for place in range(len(document))]
+        padding = 60 - len(joined)
+        rows.append(
+            {
+                "input_ids": joined + [0] * padding,
+                "loss_mask": mask + [0] * padding,
+                "document_ids": numbers + [0] * padding,
+            }
+        )
+        documents += group
+    assert_same_as_decoding(target, training_drafter(target, kind), rows, documents)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dflash", "dflare, mixed", "sliding"])
+def test_padding_at_the_left(target: Any, kind: str) -> None:
+    rows = []
+    for document in DOCUMENTS[:6]:
+        padding = 26 - len(document)
+        row = row_of(document)
+        rows.append(
+            {
+                "input_ids": [7] * padding + row["input_ids"],
+                "loss_mask": [0] * padding + row["loss_mask"],
+                "attention_mask": [0] * padding + [1] * len(document),
+            }
+        )
+    assert_same_as_decoding(target, training_drafter(target, kind), rows, DOCUMENTS[:6])
+
+
+@torch.no_grad()
+def test_the_test_sees_a_break_of_it(target: Any) -> None:
+    drafter = training_drafter(target)
+    rows = [row_of(DOCUMENTS[1])]
+    wrong = [DOCUMENTS[1][:2] + [5] + DOCUMENTS[1][3:]]  # another token in the context
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        assert_same_as_decoding(target, drafter, rows, wrong)

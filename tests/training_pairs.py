@@ -1,0 +1,96 @@
+"""What tests of training share: tiny pairs, rows of them, and a batch's logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_dflash.collator import DFlashCollator, EpochRows
+from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_step import TrainingStep
+from pairs import random_drafter, tiny_target
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+BLOCK = 4
+#: Every kind of draft layer; windows shorter than a sequence and a block, and longer.
+DRAFTERS = {
+    "dflash": {},
+    "dflare": {"architecture": "dflare"},
+    "sliding": {"layer_types": [SLIDING] * 2, "sliding_window": 5},
+    "sliding, both ways": {
+        "layer_types": [SLIDING] * 2,
+        "sliding_window": 3,
+        "is_causal": False,
+    },
+    "mixed": {"layer_types": [SLIDING, FULL], "sliding_window": 6},
+    "dflare, mixed": {
+        "architecture": "dflare",
+        "layer_types": [FULL, SLIDING],
+        "sliding_window": 4,
+    },
+    "causal": {"is_causal": True},
+    "scaled": {
+        "input_embedding_scale": 3.0,
+        "output_multiplier": 0.5,
+        "final_logit_softcapping": 4.0,
+    },
+}
+
+
+def training_target(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """A tiny target that never writes its last token, the drafter's mask."""
+    target = tiny_target(seed)
+    target.to(dtype)
+    target.lm_head.weight.data[-1] = 0.0
+    return target
+
+
+def training_drafter(target: Any, kind: str = "dflash", **overrides: Any) -> Any:
+    """A drafter of any kind with weights wide enough that every input matters."""
+    drafter = random_drafter(target, BLOCK, **{**DRAFTERS[kind], **overrides})
+    generator = torch.Generator().manual_seed(3)
+    for parameter in drafter.parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        parameter.data = 0.2 * noise + (1.0 if parameter.ndim == 1 else 0.0)
+    return drafter.to(target.dtype)
+
+
+def random_ids(n_tokens: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1, 90, (n_tokens,), generator=generator).tolist()
+
+
+def row_of(ids: Sequence[int], n_prompt: int = 3, **columns: Any) -> dict[str, Any]:
+    mask = [0] * n_prompt + [1] * (len(ids) - n_prompt)
+    return {"input_ids": list(ids), "loss_mask": mask, **columns}
+
+
+def batch_of(rows: Sequence[dict[str, Any]], n_anchors: int = 64) -> dict[str, Tensor]:
+    """A batch with every valid anchor."""
+    numbered = EpochRows(list(rows))
+    collator = DFlashCollator(BLOCK, n_anchors, keeps_slots=False)
+    return collator([numbered[i] for i in range(len(rows))])
+
+
+def step_of(target: Any, drafter: Any, **options: Any) -> TrainingStep:
+    args = DFlashTrainingArguments(output_dir="unused", use_cpu=True, report_to=[], **options)
+    return TrainingStep(target, drafter.config, args)
+
+
+def block_logits(target: Any, drafter: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Logits that training computes for every slot of every block: (N, A, B, V)."""
+    step = step_of(target, drafter)
+    with torch.no_grad():
+        taps = step.target_states(batch).taps
+        hidden = step.hidden_states(drafter, batch, taps)
+        return step.head(hidden).unflatten(1, (-1, BLOCK))
+
+
+def generated_rows(target: Any, n_rows: int, n_prompt: int = 4, n_new: int = 24) -> list[Any]:
+    """Prompts and the target's own greedy answers."""
+    prompts = torch.tensor([random_ids(n_prompt, seed) for seed in range(n_rows)])
+    output = target.generate(prompts, max_new_tokens=n_new, do_sample=False)
+    return [row_of(ids, n_prompt) for ids in output.tolist()]
