@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 _SMALLEST_CAPACITY = 256  # rows; a short chat then never reallocates
@@ -45,7 +46,8 @@ class _LayerBuffer:
         """The two buffers, with room for new rows such as these behind the context."""
         n_new = keys.shape[2]
         capacity = 0 if self.keys is None else self.keys.shape[2]
-        if self.keys is None or self.values is None or self.end + n_new > capacity:
+        full = self.end + n_new > capacity
+        if self.keys is None or self.values is None or full or not _takes(self.keys, keys):
             n_live = self.end - self.begin
             # Doubling makes the copies cost O(1) a row. A window's buffer stops growing: its live
             # rows are moved to the front instead.
@@ -62,6 +64,15 @@ class _LayerBuffer:
         if old is not None:
             new[:, :, : self.end - self.begin] = old[:, :, self.begin : self.end]
         return new
+
+
+def _takes(buffer: Tensor, rows: Tensor) -> bool:
+    """Whether rows can be written to a buffer that may stem from an earlier turn of a chat.
+
+    The drafter may have been moved or cast since. Inference mode's tensors are read-only outside.
+    """
+    writable = torch.is_inference_mode_enabled() or not buffer.is_inference()
+    return writable and buffer.dtype == rows.dtype and buffer.device == rows.device
 
 
 class ContextCache:

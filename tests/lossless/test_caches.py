@@ -1,6 +1,8 @@
 """Caches of every kind, made by `generate` or carried over the turns of a chat."""
 
 import copy
+import pickle
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -218,6 +220,39 @@ def test_cache_cropped_between_turns(target, kept):
     drafter.script = other[0].tolist()
     turn_with(target, cache, again, other, drafter)
     assert cache.dflash_context[1].n_context == other.shape[1] - 1
+
+
+@pytest.mark.parametrize("first", [torch.inference_mode, nullcontext])
+@pytest.mark.parametrize("second", [torch.inference_mode, nullcontext])
+def test_turns_inside_and_outside_of_inference_mode(target, first, second):
+    """Tensors made in inference mode cannot be written to outside of it."""
+    (ids, answer), (later, final) = chat(target, n_turns=2)
+    drafter = ScriptedDrafter(target, final[0].tolist(), mixed)
+    cache = DynamicCache(config=target.config)
+    with first():
+        turn_with(target, cache, ids, answer, drafter)
+    with second():
+        turn_with(target, cache, later, final, drafter)
+    assert cache.dflash_context[1].n_context == final.shape[1] - 1
+
+
+def test_drafter_cast_between_turns(target):
+    (ids, answer), (later, final) = chat(target, n_turns=2)
+    drafter = ScriptedDrafter(target, final[0].tolist(), mixed)
+    cache = DynamicCache(config=target.config)
+    turn_with(target, cache, ids, answer, drafter)
+    turn_with(target, cache, later, final, drafter.to(torch.bfloat16))
+    assert cache.dflash_context[1].n_context == final.shape[1] - 1
+
+
+def test_cache_stored_between_turns(target):
+    (ids, answer), (later, final) = chat(target, n_turns=2)
+    drafter = ScriptedDrafter(target, final[0].tolist(), mixed)
+    cache = DynamicCache(config=target.config)
+    turn_with(target, cache, ids, answer, drafter)
+    cache = pickle.loads(pickle.dumps(cache))
+    turn_with(target, cache, later, final, drafter)
+    assert cache.dflash_context[1].n_context == final.shape[1] - 1
 
 
 def test_cache_reset_between_turns(target):
