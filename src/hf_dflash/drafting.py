@@ -107,7 +107,6 @@ class DFlashCandidateGenerator(CandidateGenerator):
         self._masks = torch.full((1, self.policy.n_drafts), drafter.config.mask_token_id)
         self._taps: list[Tensor] = []  # of tokens committed but not yet projected
         self._positions = torch.empty(1, 0, dtype=torch.long)
-        self._next_position = 0
 
     def add_context(self, taps: Sequence[Tensor], position_ids: Tensor) -> None:
         """Take the taps of newly committed tokens; few are kept for the next draft forward.

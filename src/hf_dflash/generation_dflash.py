@@ -33,12 +33,6 @@ _CALL_OPTIONS = (
 )
 _MARK = "_hf_dflash_dispatch_version"
 _PLAIN = "plain generate()"
-# Options of a call that say how to draft.
-_CALL_POLICY = (
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-)
 # Options of transformers' other kinds of assistants.
 _OTHER_ASSISTANTS = (
     "assistant_tokenizer",
