@@ -3,7 +3,8 @@
 A record is one of: ``messages``; ``conversations`` (ShareGPT: ``from`` and ``value``, or ``role``
 and ``content``); ``prompt`` with ``response`` or ``completion``; ``prompt`` alone, to be answered;
 ``text``. It may carry ``tools``, ``chat_template_kwargs`` (passed to the chat template, such as
-``{"enable_thinking": false}``) and ``answer_ids``, the very tokens of the last answer.
+``{"enable_thinking": false}``), ``answer_ids``, the very tokens of the last answer, and
+``finished``, false if a limit cut that answer.
 """
 
 import gzip
@@ -30,9 +31,9 @@ SHAREGPT_ROLES = {
 }
 LAYOUTS = ("messages", "conversations", "prompt", "text")
 ANSWER_FIELDS = ("response", "completion")
-# Not labels: `id` names an answer by its prompt, `finished` describes the answer.
+# None of them is a label; `id` names an answer by its prompt.
 OWN_FIELDS = {*LAYOUTS, *ANSWER_FIELDS, "tools", "chat_template_kwargs", "answer_ids"}
-OWN_FIELDS |= {"id", "finished"}
+OWN_FIELDS |= {"finished", "id"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Chat:
         template_options: Passed to the chat template.
         labels: The record's other fields that are text, numbers or truth values.
         answer_ids: The tokens of the last message as the target made them; else None.
+        finished: False if a limit cut the last message, so that it does not end its turn.
         source: Where the chat was read, for error messages.
     """
 
@@ -55,6 +57,7 @@ class Chat:
     template_options: Record = field(default_factory=dict)
     labels: Record = field(default_factory=dict)
     answer_ids: list[int] | None = None
+    finished: bool = True
     source: str = "chat"
 
 
@@ -114,6 +117,7 @@ def chat_of(record: object, where: str = "record") -> Chat:
             if name not in OWN_FIELDS and isinstance(value, str | int | float | bool)
         },
         answer_ids=_answer_ids(record, messages, where),
+        finished=record.get("finished") is not False,
         source=where,
     )
 
@@ -180,7 +184,7 @@ def _optional(record: Record, name: str, kind: type, where: str) -> Any:
 
 
 def _answer_ids(record: Record, messages: list[Message], where: str) -> list[int] | None:
-    ids = record.get("answer_ids")
+    ids: list[int] | None = record.get("answer_ids")
     if ids is None:
         return None
     is_ids = isinstance(ids, list) and ids and all(type(token) is int for token in ids)

@@ -128,6 +128,9 @@ class ChatEncoder:
             full = self._render(chat, chat.messages[: turn + 1], for_answer=False)
             answer, tagged = self._answer(prompt, full, chat.messages[turn])
             answer = answer[: self._turn_end(answer)]
+            was_cut = not chat.finished and turn == len(chat.messages) - 1
+            if was_cut and answer[-1:] and answer[-1] in self._special_ids:
+                answer = answer[:-1]  # the template's; the target would have gone on
             mask = self._answer_mask(answer, tagged)
         return EncodedRow(prompt.ids + answer, [0] * len(prompt.ids) + mask)
 

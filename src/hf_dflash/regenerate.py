@@ -68,7 +68,10 @@ def prompts_of(chats: Iterable[Chat]) -> list[Chat]:
         ends = [i for i, role in enumerate(roles) if role == "assistant" and i > 0]
         if roles[-1] != "assistant":
             ends.append(len(roles))
-        prompts += [replace(chat, messages=chat.messages[:n], answer_ids=None) for n in ends]
+        prompts += [
+            Chat(chat.messages[:n], None, chat.tools, chat.template_options, chat.labels)
+            for n in ends
+        ]
     return prompts
 
 

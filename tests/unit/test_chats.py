@@ -29,6 +29,7 @@ def test_every_layout_gives_the_same_chat(record):
     chat = chat_of(record)
     assert chat.messages == HELLO
     assert (chat.text, chat.tools, chat.answer_ids, chat.labels) == (None, None, None, {})
+    assert chat.finished
 
 
 def test_a_prompt_alone_has_no_answer():
@@ -47,6 +48,7 @@ def test_what_a_record_carries_is_kept():
         "tools": '[{"type": "function"}]',
         "chat_template_kwargs": {"enable_thinking": False},
         "answer_ids": [5, 6],
+        "finished": False,
         "kind": "tools",
         "score": 0.5,
         "id": "1",
@@ -56,7 +58,7 @@ def test_what_a_record_carries_is_kept():
     assert chat.messages[1] == {"role": "assistant", "tool_calls": calls}
     assert chat.tools == [{"type": "function"}]
     assert chat.template_options == {"enable_thinking": False}
-    assert chat.answer_ids == [5, 6]
+    assert (chat.answer_ids, chat.finished) == ([5, 6], False)
     assert chat.labels == {"kind": "tools", "score": 0.5}
 
 

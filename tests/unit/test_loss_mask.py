@@ -69,6 +69,21 @@ def test_an_answer_that_the_limit_cut_has_no_end():
     assert sum(row.loss_mask) == len(ids)
 
 
+def test_a_cut_answer_without_recorded_tokens_has_no_end_either():
+    tokenizer = with_template(byte_tokenizer(), CHATML)
+    chat = Chat(talk("a", "b", "Hi", "Hello"), finished=False)
+    (row,) = encode_chat(tokenizer, chat)
+    assert supervised(tokenizer, row) == "b<|im_end|>Hello"
+    assert row.loss_mask[-1] == 1
+
+
+def test_recorded_tokens_are_the_last_answers_only():
+    tokenizer = with_template(byte_tokenizer(), CHATML)
+    ids = [*tokenizer("d")["input_ids"], tokenizer.eos_token_id]
+    (row,) = encode_chat(tokenizer, Chat(talk("a", "b", "c", "d"), answer_ids=ids))
+    assert supervised(tokenizer, row) == "b<|im_end|>d<|im_end|>"
+
+
 def test_a_template_without_special_tokens_supervises_the_answer_without_its_line_break():
     tokenizer = with_template(byte_tokenizer(), BARE)
     (row,) = encode_chat(tokenizer, Chat(talk("a", "yes", "b", "no")))
