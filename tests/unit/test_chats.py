@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -140,6 +141,28 @@ def test_parquet_is_read(tmp_path):
     assert [chat.messages for chat in chats] == [HELLO, HELLO[:1]]
     assert [chat.labels for chat in chats] == [{"kind": "a"}, {}]
     assert chats[1].source == f"{path}, row 1"
+
+
+def test_parquet_is_read_in_parts(monkeypatch, tmp_path):
+    path = tmp_path / "chats.parquet"
+    path.write_bytes(b"")
+
+    class Part(list):
+        to_pylist = list.copy
+
+    @contextmanager
+    def open_parts(opened):
+        assert opened == path
+        parts = [Part([{"messages": HELLO}]), Part([{"prompt": "Hi"}, {"prompt": 3}])]
+        yield SimpleNamespace(iter_batches=lambda batch_size: iter(parts) if batch_size else None)
+
+    stand_in = SimpleNamespace(ParquetFile=open_parts)
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(parquet=stand_in))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", stand_in)
+    chats = read_chats(path)
+    assert [next(chats).messages, next(chats).messages] == [HELLO, HELLO[:1]]
+    with pytest.raises(ValueError, match=r"chats\.parquet, row 2, `prompt` must be text, got 3"):
+        next(chats)
 
 
 def test_a_dataset_of_the_hub_is_streamed(monkeypatch):

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_dflash.chats import read_chats
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "smollm2_prompts.py"
 
@@ -60,6 +62,22 @@ def test_no_prompt_of_a_benchmark_is_trained_on(made):
         if len(words(prompt["prompt"]) & other) >= 0.8 * len(words(prompt["prompt"]) | other)
     ]
     assert near == []
+
+
+def test_the_shipped_answers_are_to_prompts_of_the_training_split(made):
+    trained = {prompt["prompt"]: prompt for prompt in made if prompt["split"] == "train"}
+    answered = list(read_chats(ROOT / "examples" / "data" / "smollm2_answers.jsonl.gz"))
+    asked = [chat.messages[0]["content"] for chat in answered]
+    assert len(set(asked)) == len(asked) > 0
+    for chat, question in zip(answered, asked, strict=True):
+        assert [message["role"] for message in chat.messages] == ["user", "assistant"]
+        assert chat.labels == {
+            name: trained[question][name] for name in ("kind", "filler", "split")
+        }
+        n_answer = len(chat.answer_ids)
+        assert n_answer <= 192
+        assert chat.finished == (chat.answer_ids[-1] == 2)  # <|im_end|>
+        assert chat.finished or n_answer == 192
 
 
 def test_splits_can_be_written_alone(tmp_path):
