@@ -143,14 +143,16 @@ class StepRecords:
 
     def output(self, sequences: Tensor, cache: Any, statistics: DecodingStatistics) -> Any:
         """The whole as `generate` returns it."""
-        records = {
+        records: dict[str, Any] = {
+            "sequences": sequences,
+            "statistics": statistics,
             "scores": self.scores,
             "logits": None if self._logits is None else tuple(self._logits),
             "attentions": None if self._attentions is None else tuple(self._attentions),
             "hidden_states": None if self._hidden_states is None else tuple(self._hidden_states),
             CACHE_NAME: cache,
         }
-        return DFlashGenerateOutput(sequences=sequences, statistics=statistics, **records)
+        return DFlashGenerateOutput(**records)
 
 
 def _row_of_attention(weights: Tensor, row: int, layer: Any) -> Tensor:
