@@ -29,8 +29,8 @@ class BlockMasks:
         self._implementation = config._attn_implementation
         self._block = block
         self._rule = mask if hasattr(mask, "visible") else None
-        is_padding = mask is not None and self._rule is None and not bool(mask.all())
-        self._padding = mask.bool() if is_padding else None
+        padding = mask if self._rule is None else None
+        self._padding = None if padding is None or bool(padding.all()) else padding.bool()
         self._made: dict[tuple[bool, int | None, int], Any] = {}
         if self._rule is not None and "flash" in self._implementation:
             raise NotImplementedError(

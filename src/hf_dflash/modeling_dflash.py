@@ -172,7 +172,7 @@ class DFlashDraftModel(PreTrainedModel):
     base_model_prefix = "model"
     main_input_name = "noise_embeds"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("DFlashDecoderLayer",)
+    _no_split_modules = ["DFlashDecoderLayer"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -297,8 +297,9 @@ class DFlashDraftModel(PreTrainedModel):
         features = self.fuse_context(context_hidden_states)
         cos, sin = self.rotary_emb(features[0], position_ids)
         for layer, context in zip(self.layers, features, strict=True):
-            keys, values = layer.self_attn.keys_values(context, context[:, :0], cos, sin)
-            cache.update(keys, values, layer.self_attn.layer_idx)
+            attention: Any = layer.self_attn
+            keys, values = attention.keys_values(context, context[:, :0], cos, sin)
+            cache.update(keys, values, attention.layer_idx)
         cache.commit(context_hidden_states.shape[1])
 
     def forward(
