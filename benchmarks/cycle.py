@@ -1,8 +1,8 @@
 """Time a decode cycle: plain `generate`, transformers' own block loop, and ours, in one run.
 
-    python benchmarks/cycle.py                                  # SmolLM2 and its drafter, fp32 and bf16
-    python benchmarks/cycle.py --tiny --dtype float32           # a random pair of 4 + 2 layers
-    python benchmarks/cycle.py --target T --drafter D --sample  # any pair, temperature + top-k + top-p
+    python benchmarks/cycle.py                            # SmolLM2 and its drafter, fp32 and bf16
+    python benchmarks/cycle.py --tiny --dtype float32     # a random pair of 4 + 2 layers
+    python benchmarks/cycle.py --target T --drafter D --sample  # any pair, sampling
 
 All methods decode the same prompts by turns in one process, so the ratios hold on a noisy machine;
 every figure is the median over the rounds. A cycle is one draft and one verification. "Outside" is
@@ -68,7 +68,7 @@ class Clock(BaseStreamer):
         if self.n_puts == 3:
             self.start_s = self.end_s
 
-    def put_cycle(self, token_ids: torch.Tensor, n_accepted: int) -> None:
+    def put_cycle(self, token_ids: torch.Tensor, _n_accepted: int) -> None:
         """Take all tokens of a cycle."""
         self.put(token_ids)
 
@@ -87,14 +87,17 @@ class Timing:
 
     @property
     def step_ms(self) -> float:
+        """Mean time of a forward and what belongs to it."""
         return 1e3 * self.decode_s / self.n_steps
 
     @property
     def tokens_per_s(self) -> float:
+        """After the first cycle."""
         return self.n_tokens / self.decode_s
 
     @property
     def outside_ms(self) -> float:
+        """Of a step, in neither model."""
         return self.step_ms - 1e3 * sum(self.forwards_s.values()) / self.n_steps
 
 
@@ -275,7 +278,14 @@ def summary(rounds: dict[str, list[Timing]]) -> dict[str, Any]:
 def show(dtype: str, figures: dict[str, Any], drafter: Any) -> None:
     """Print one table."""
     print(f"\n{dtype}, block size {drafter.config.block_size}, {versions()}")
-    print(f"{'':8}{'tokens/s':>10}{'tokens/step':>13}{'ms/step':>10}{'outside ms':>12}{'share':>8}")
+    columns = (
+        ("tokens/s", 10),
+        ("tokens/step", 13),
+        ("ms/step", 10),
+        ("outside ms", 12),
+        ("share", 8),
+    )
+    print(" " * 8 + "".join(f"{name:>{width}}" for name, width in columns))
     for name, row in figures["methods"].items():
         print(
             f"{name:8}{row['tokens_per_s']:10.1f}{row['tokens_per_step']:13.2f}"

@@ -69,7 +69,8 @@ def run_pair(
         tokenizer = AutoTokenizer.from_pretrained(target)
         return _on_device(Pair(model, tokenizer, draft_model, name))
 
-    _run(load_pair, prompts, dtype, max_new_tokens, json_file, TerminalView(Console()))
+    view = TerminalView(Console())
+    _run(load_pair, prompts, dtype, max_new_tokens, json_file, view, time_both=False)
 
 
 def demo_drafter_folder() -> Path:
@@ -102,9 +103,18 @@ def _run(
     max_new_tokens: int,
     json_file: Path | None,
     view: TerminalView,
+    *,
+    time_both: bool = True,
 ) -> None:
     transformers_logging.disable_progress_bar()
-    report = run(load_pair, prompts, dtype=dtype, max_new_tokens=max_new_tokens, view=view)
+    report = run(
+        load_pair,
+        prompts,
+        dtype=dtype,
+        max_new_tokens=max_new_tokens,
+        view=view,
+        time_both=time_both,
+    )
     view.summary(report)
     if json_file is not None:
         json_file.write_text(as_json(report), encoding="utf-8")

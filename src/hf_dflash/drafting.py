@@ -204,7 +204,7 @@ class DFlashCandidateGenerator(CandidateGenerator):
         own = lp.TemperatureLogitsWarper(self.policy.temperature)
         return [own, *(p for p in known if type(p) is not lp.TemperatureLogitsWarper)]
 
-    def get_candidates(
+    def get_candidates(  # type: ignore[override]  # transformers passes these by name
         self,
         input_ids: Tensor,
         model_kwargs: dict[str, Any] | None = None,

@@ -44,6 +44,7 @@ def test_every_difference_in_bfloat16_is_shown_with_its_gap(tmp_path):
     assert result.returncode == 0, result.stderr
     report = json.loads(figures.read_text())
     assert report["dtype"] == "bfloat16"
+    assert 0 < report["overall"]["speedup_vs_best_plain"] <= report["overall"]["speedup"]
     for prompt in report["prompts"]:
         assert prompt["identical"] == (prompt["difference"] is None)
         if not prompt["identical"]:

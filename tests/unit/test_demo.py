@@ -83,7 +83,14 @@ def test_plain_decoding_streams_token_by_token(pair):
 
 def test_a_run_tells_everything_in_order(pair):
     view = RecordingView()
-    report = demo.run(lambda _: pair, ["HELLO"], dtype="float32", max_new_tokens=N_NEW, view=view)
+    report = demo.run(
+        lambda _: pair,
+        ["HELLO"],
+        dtype="float32",
+        max_new_tokens=N_NEW,
+        view=view,
+        time_both=False,
+    )
     names = [name for name, _ in view.events]
     kinds = [name for i, name in enumerate(names) if name != "tokens" or names[i - 1] != "tokens"]
     assert kinds == [
@@ -99,6 +106,20 @@ def test_a_run_tells_everything_in_order(pair):
     assert report.overall.identical
     assert report.overall.speedup_vs_best_plain is None
     assert report.timings == ()
+
+
+def test_a_dtype_that_is_asked_for_is_used_and_compared_with_the_other(pair, monkeypatch):
+    speeds = {"float32": Timing("float32", 30.0, 20.0), "bfloat16": Timing("bfloat16", 20.0, 28.0)}
+    monkeypatch.setattr(demo, "time_pairs", lambda pairs, _: tuple(speeds[p.dtype] for p in pairs))
+    report = demo.run(
+        lambda name: Pair(pair.target, pair.tokenizer, pair.drafter, name),
+        ["HELLO"],
+        dtype="float32",
+        max_new_tokens=N_NEW,
+        view=RecordingView(),
+    )
+    assert report.dtype == "float32"
+    assert report.overall.speedup_vs_best_plain == pytest.approx(report.overall.speedup)
 
 
 def test_auto_uses_the_dtype_in_which_drafting_is_fastest(pair, monkeypatch):
