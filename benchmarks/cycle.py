@@ -292,8 +292,9 @@ def show(dtype: str, figures: dict[str, Any], drafter: Any) -> None:
             f"{row['step_ms']:10.2f}{row['outside_ms']:12.2f}{row['outside_share']:8.1%}"
         )
     print(
-        f"a cycle of ours / of stock: {figures['cycle_ours_over_stock']:.2f}   speed-up over plain: "
-        f"{figures['speedup_over_plain']:.2f}   over stock: {figures['speedup_over_stock']:.2f}"
+        f"a cycle of ours / of stock: {figures['cycle_ours_over_stock']:.2f}   "
+        f"speed-up over plain: {figures['speedup_over_plain']:.2f}   "
+        f"over stock: {figures['speedup_over_stock']:.2f}"
     )
 
 

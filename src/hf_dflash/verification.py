@@ -41,8 +41,8 @@ def argmax_rows(logits: Tensor) -> Tensor:
         return logits.max(dim=-1).indices
     pieces = logits.unflatten(1, (-1, size))
     best = pieces.amax(dim=-1).max(dim=-1).indices
-    inside: Tensor = pieces[torch.arange(n_rows), best].max(dim=-1).indices
-    return best * size + inside
+    indices: Tensor = best * size + pieces[torch.arange(n_rows), best].max(dim=-1).indices
+    return indices
 
 
 def verify_greedy(
