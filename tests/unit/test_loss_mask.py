@@ -13,6 +13,7 @@ from chat_tokenizers import (
     DROPS_REASONING,
     OPENS_THINKING,
     STRICT_ROLES,
+    TAGGED,
     byte_tokenizer,
     spaced_tokenizer,
     with_template,
@@ -121,6 +122,12 @@ def test_an_answer_that_cannot_be_tokenised_apart_is_refused():
     tokenizer = with_template(spaced_tokenizer(), BARE_TAGGED)
     with pytest.raises(UnusableTurnError, match="cannot be tokenised apart from its prompt"):
         encode_chat(tokenizer, Chat(talk("a", "yes")))
+
+
+def test_an_answer_that_the_template_does_not_tag_is_not_supervised():
+    tokenizer = with_template(byte_tokenizer(), TAGGED)
+    (row,) = encode_chat(tokenizer, Chat(talk("a", "")))
+    assert set(row.loss_mask) == {0}
 
 
 def test_a_problem_of_one_turn_leaves_the_others():

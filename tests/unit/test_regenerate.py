@@ -90,6 +90,19 @@ def test_answers_in_batches_are_those_that_each_prompt_gives_alone(target, token
     assert {record["finished"] for record in made.values()} == {True, False}
 
 
+def test_a_target_without_a_padding_token_answers_the_same(target, tokenizer, tmp_path):
+    bare = copy.deepcopy(target)
+    bare.generation_config.pad_token_id = None
+    unpadded = with_template(tokenizer, CHATML)
+    unpadded.pad_token = None
+    run(target, tokenizer, tmp_path / "padded")
+    run(bare, tokenizer, tmp_path / "tokenizers")
+    run(bare, unpadded, tmp_path / "none")
+    expected = (tmp_path / "padded").read_bytes()
+    assert (tmp_path / "tokenizers").read_bytes() == expected
+    assert (tmp_path / "none").read_bytes() == expected
+
+
 def test_answers_are_trained_on_as_they_were_made(target, tokenizer, tmp_path):
     path = tmp_path / "answers.jsonl"
     run(target, tokenizer, path)
