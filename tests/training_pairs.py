@@ -50,7 +50,7 @@ def training_target(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
 
 def training_drafter(target: Any, kind: str = "dflash", **overrides: Any) -> Any:
     """A drafter of any kind with weights wide enough that every input matters."""
-    drafter = random_drafter(target, BLOCK, **{**DRAFTERS[kind], **overrides})
+    drafter = random_drafter(target, **{"block_size": BLOCK, **DRAFTERS[kind], **overrides})
     generator = torch.Generator().manual_seed(3)
     for parameter in drafter.parameters():
         noise = torch.randn(parameter.shape, generator=generator)

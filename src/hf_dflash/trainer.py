@@ -1,91 +1,64 @@
 """`DFlashTrainer`: train a drafter on its target's hidden states, with transformers' Trainer.
 
-Letters: N rows, S tokens a row, A anchor slots a row, B block size, K = B - 1 drafts, R slots that
-predict, T taps, Ht target hidden size, H draft hidden size, V vocabulary.
+Letters: N rows, S tokens a row, A anchor slots a row, B block size, K = B - 1 drafts, M blocks.
 """
 
 from __future__ import annotations
 
+import logging
+import shutil
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments
-from transformers.trainer_utils import EvalPrediction
+from transformers import Trainer
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    EvalPrediction,
+    get_last_checkpoint,
+    rotate_checkpoints,
+)
 
-from .blocks import BlockMaskRule, block_noise_ids, block_positions
-from .collator import DFlashCollator
-from .losses import chunked_loss, cross_entropy, decay_weights, progressive_gamma
+from .checkpointing import PART_FOLDER, check_settings, publish, run_settings, write_settings
+from .collator import DFlashCollator, EpochRows
+from .ema import EMACallback, MovingAverage
+from .exporting import export_drafter, write_card
+from .losses import dpace_weights, progressive_gamma
 from .metrics import acceptance_metrics
-from .target import TargetTaps, check_pair, draft_logits, noise_embeddings
+from .planner import MemoryPlan, available_bytes, plan_memory
+from .training_arguments import DFlashTrainingArguments
+from .training_checks import base_drafter, check_training, longest_row, numbered
+from .training_step import TrainingStep
 
-#: Gamma of DFlash for the block sizes it was published with (arXiv:2602.06036, A.1).
-PUBLISHED_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
-
-
-@dataclass
-class DFlashTrainingArguments(TrainingArguments):
-    """Transformers' training arguments with the papers' defaults, and the drafter's own.
-
-    Args:
-        n_anchors: Most blocks a row and epoch (DFlash A.1: 512).
-        random_anchors: Draw them anew each epoch; `False` is the paper's ablation baseline.
-        loss_decay_gamma: In slots; `None`: 7, 5, 4 for blocks of 16, 10, 8 (DFlash A.1), half the
-            drafts otherwise.
-        loss_decay_gamma_last: Gamma at the last step, reached linearly (DFlare); `None`: constant.
-        logits_chunk_size: Most rows of logits that exist at once.
-    """
-
-    learning_rate: float = field(default=6e-4)
-    lr_scheduler_type: str = field(default="cosine")
-    warmup_steps: float = field(default=0.04)
-    max_grad_norm: float = field(default=1.0)
-    remove_unused_columns: bool | None = field(default=False)
-    n_anchors: int = field(default=512, metadata={"help": "Most blocks a row and epoch."})
-    random_anchors: bool = field(default=True, metadata={"help": "Draw anchors anew each epoch."})
-    loss_decay_gamma: float | None = field(
-        default=None, metadata={"help": "Decay of the loss over the block, in slots."}
-    )
-    loss_decay_gamma_last: float | None = field(
-        default=None, metadata={"help": "Gamma at the last step; rises linearly (DFlare)."}
-    )
-    logits_chunk_size: int = field(
-        default=2048, metadata={"help": "Most rows of logits that exist at once."}
-    )
-
-
-class _NumberedRows(Dataset[dict[str, Any]]):
-    """A data set whose rows know their place, by which anchors are drawn."""
-
-    def __init__(self, rows: Any) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self._rows[index], "row_id": index}
+logger = logging.getLogger(__name__)
 
 
 class DFlashTrainer(Trainer):
-    """Trains a drafter. The target is frozen and run for its taps only.
+    """Trains a drafter. The target is frozen and run for its hidden states only.
 
     Args:
-        model: The drafter, in float32 (mixed precision comes from ``args.bf16``).
+        model: The drafter, in float32 (mixed precision comes from ``args.bf16``); or a drafter of
+            any dtype with adapters of PEFT.
         target: The target: any dtype, quantised, adapted, on one device or several.
         args: `DFlashTrainingArguments`.
-        train_dataset: Rows with ``input_ids`` and ``loss_mask``.
-        eval_dataset: Rows of the same kind.
+        train_dataset: Rows with ``input_ids`` and ``loss_mask``; see `DFlashCollator`.
+        eval_dataset: Rows of the same kind, or several such data sets by name.
         **kwargs: The other arguments of transformers' Trainer.
 
     Raises:
-        ValueError: The drafter was made for another target.
+        ValueError: The drafter was made for another target, would be trained in half precision,
+            or the data have no supervised token.
+        TypeError: A data set has no length.
+        NotImplementedError: The average of sharded weights is asked for.
     """
 
     args: DFlashTrainingArguments
+    model: Any
+    train_dataset: Any
 
     def __init__(
         self,
@@ -96,100 +69,128 @@ class DFlashTrainer(Trainer):
         eval_dataset: Any = None,
         **kwargs: Any,
     ) -> None:
-        check_pair(target, model.config)
-        self.target = target.eval().requires_grad_(False)
-        self.drafter_config = model.config
-        self.block_size = model.config.block_size
-        kwargs.setdefault(
-            "data_collator",
-            DFlashCollator(
-                self.block_size, args.n_anchors, seed=args.seed, random=args.random_anchors
-            ),
-        )
-        kwargs.setdefault("compute_metrics", _evaluation_metrics)
+        check_training(model, target)
+        if args.n_gpu > 1:  # DataParallel would cut batches apart
+            logger.warning("Training on one of %d GPUs; `accelerate launch` uses all.", args.n_gpu)
+            args._n_gpu = 1
+        config = base_drafter(model).config
+        collator = kwargs.setdefault("data_collator", _collator(config, args))
+        kwargs.setdefault("compute_metrics", self._evaluation_metrics)
         super().__init__(
             model=model,
             args=args,
-            train_dataset=None if train_dataset is None else _NumberedRows(train_dataset),
-            eval_dataset=None if eval_dataset is None else _NumberedRows(eval_dataset),
+            train_dataset=numbered(train_dataset, "train_dataset", collator),
+            eval_dataset=numbered(eval_dataset, "eval_dataset", collator),
             **kwargs,
         )
         # The loss is divided by the weight of the whole update, not by a mean over its parts.
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True
+        self.target = self._placed(target).eval().requires_grad_(False)
+        self.step = TrainingStep(self.target, config, args)
+        self.plan: MemoryPlan | None = None
+        self._part: Path | None = None  # where a checkpoint is being written
+        self.ema: MovingAverage | None = None
+        if args.ema_decay is not None:
+            self._start_average(args.ema_decay)
 
-    def slot_weights(self) -> Tensor:
-        """Weight of each slot of a block at this step: (B,) float32, 0 for the anchor."""
-        args, n_drafts = self.args, self.block_size - 1
-        gamma = args.loss_decay_gamma or PUBLISHED_GAMMA.get(self.block_size, n_drafts / 2)
-        if args.loss_decay_gamma_last is not None:
-            step, last = self.state.global_step, args.loss_decay_gamma_last
-            gamma = progressive_gamma(step, max(self.state.max_steps, 1), gamma, last)
-        return torch.cat([torch.zeros(1), decay_weights(n_drafts, gamma)])
+    def _placed(self, target: Any) -> Any:
+        is_placed = hasattr(target, "hf_device_map") or getattr(target, "is_quantized", False)
+        return target if is_placed else target.to(self.args.device)
+
+    def _start_average(self, decay: float) -> None:
+        if self.is_fsdp_enabled:
+            raise NotImplementedError(
+                "`ema_decay` is not supported with FSDP, whose parameters are sharded. Leave it "
+                "out, or use DDP."
+            )
+        self.ema = MovingAverage(self.model, decay)
+        self.add_callback(EMACallback(self.ema))
+
+    # ---- data and loss ----
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Number the rows, so that their anchors are the same at every evaluation."""
+        if not isinstance(eval_dataset, str):
+            eval_dataset = numbered(eval_dataset, "eval_dataset", self.data_collator)
+        return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Number the rows, as for evaluation."""
+        rows = numbered(test_dataset, "test_dataset", self.data_collator)
+        return super().get_test_dataloader(rows)
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor]:
         """Draw the batches of one update and sum their weights, over accumulation and ranks."""
-        if isinstance(self.data_collator, DFlashCollator):
-            self.data_collator.epoch.fill_(int(self.state.epoch or 0))
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        weights = self.slot_weights()
-        total = sum(((b["predicts"].cpu() * weights).sum() for b in batches), torch.zeros(()))
-        total = self.accelerator.gather(total.to(device)[None]).sum()
-        return batches, total
+        if isinstance(self.train_dataset, EpochRows):
+            self.train_dataset.epoch.fill_(int(self.state.epoch or 0))
+        batches = []
+        for _ in range(num_batches):
+            batch = next(epoch_iterator, None)
+            if batch is None:
+                break
+            self._silence_repeats(batch)
+            batches.append(batch)
+        gamma = self.gamma_at(self.state.global_step)
+        weights = [self.step.total_weight(batch["predicts"], gamma) for batch in batches]
+        total = sum(weights, torch.zeros(())).to(device)
+        return batches, self.accelerator.gather(total[None]).sum()
+
+    def _silence_repeats(self, batch: dict[str, Tensor]) -> None:
+        """Take the weight from rows that only fill up the last batches of several ranks."""
+        ends = self.accelerator.gradient_state
+        if self.accelerator.num_processes > 1 and ends.end_of_dataloader and ends.remainder > 0:
+            n_before = self.accelerator.process_index * len(batch["predicts"])
+            batch["predicts"][max(0, ends.remainder - n_before) :] = False
+
+    def gamma_at(self, step: int) -> float:
+        """Gamma of a step."""
+        first = self.args.gamma_for(self.step.config.block_size)
+        last = self.args.loss_decay_gamma_last
+        return first if last is None else progressive_gamma(step, self.state.max_steps, first, last)
 
     def compute_loss(
         self,
         model: Any,
         inputs: Mapping[str, Tensor],
         return_outputs: bool = False,
-        num_items_in_batch: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Weighted cross-entropy of the slots that predict; also their choices if asked for."""
-        hidden = self.draft_hidden_states(model, inputs)
-        predicts = inputs["predicts"]
-        weights = (predicts * self.slot_weights().to(predicts.device))[predicts]
-        total = weights.sum() if num_items_in_batch is None else num_items_in_batch
-        result = chunked_loss(
-            hidden.flatten(0, 1)[predicts.flatten()],
-            lambda rows: draft_logits(self.target, rows, self.drafter_config),
-            cross_entropy(inputs["labels"][predicts]),
-            weights,
-            # Gradients are averaged over ranks, so each rank's share counts that much more.
-            (total if num_items_in_batch is None else total / self.accelerator.num_processes),
-            self.args.logits_chunk_size,
-        )
+        """Weighted loss of the slots that predict; also a `SlotLosses` if asked for.
+
+        Args:
+            model: The drafter, wrapped or not.
+            inputs: A batch of `DFlashCollator`.
+            return_outputs: Whether to return the losses of single slots too.
+            num_items_in_batch: Total weight of the update, from `get_batch_samples`; `None`: that
+                of this batch.
+        """
+        gamma = self.gamma_at(self.state.global_step)
+        if num_items_in_batch is None:  # evaluations are to be compared, so all use the last gamma
+            gamma = self.gamma_at(self.state.max_steps)
+            total = self.step.total_weight(inputs["predicts"], gamma)
+        else:  # gradients are averaged over ranks, so each rank's share counts that much more
+            total = torch.as_tensor(num_items_in_batch) / self.accelerator.num_processes
+        chunk = self.args.logits_chunk_size or self.planned().logits_chunk_size
+        result = self.step.losses(model, inputs, total, gamma, chunk)
         return (result.loss, result) if return_outputs else result.loss
 
-    def draft_hidden_states(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Run target and drafter on a batch from the collator; returns (N, A * B, H)."""
-        config, anchors = self.drafter_config, inputs["anchors"]
-        noise_ids = block_noise_ids(
-            inputs["input_ids"], anchors, self.block_size, config.mask_token_id
-        )
-        positions = block_positions(inputs["position_ids"], anchors, self.block_size)
-        with torch.no_grad():
-            taps = self.target_taps(inputs)
-            noise = noise_embeddings(self.target, noise_ids, config.input_embedding_scale)
-        dtype = next(model.parameters()).dtype
-        return model(
-            noise_embeds=noise.to(anchors.device, dtype),
-            context_hidden_states=taps.to(anchors.device, dtype),
-            position_ids=torch.cat([inputs["position_ids"], positions], dim=1),
-            attention_mask=BlockMaskRule(anchors, inputs["document_ids"], self.block_size),
-        ).last_hidden_state
+    def floating_point_ops(self, inputs: Mapping[str, Tensor]) -> int:
+        """Of the drafter's products: 6 a parameter and block token (arXiv:2001.08361)."""
+        n_tokens = inputs["anchors"].numel() * self.step.config.block_size
+        return 6 * n_tokens * sum(p.numel() for p in self.model.parameters())
 
-    def target_taps(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Raw taps of every token: (N, S, T * Ht). Packed documents do not see one another."""
-        layer_ids = self.drafter_config.target_layer_ids
-        with TargetTaps(self.target, layer_ids) as taps, taps.recording():
-            self.target.get_decoder()(
-                input_ids=inputs["input_ids"].to(self.target.device),
-                position_ids=inputs["position_ids"].to(self.target.device),
-                use_cache=False,
-            )
-            return torch.cat(taps.take(), dim=-1)
+    # ---- evaluation ----
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate; with the moving average of the weights, if there is one."""
+        with self._averaged():
+            return super().evaluate(*args, **kwargs)
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.ema is None else self.ema.applied()
 
     def prediction_step(
         self,
@@ -198,18 +199,194 @@ class DFlashTrainer(Trainer):
         prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None = None,  # noqa: ARG002  # Trainer's signature
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Loss, and for each slot whether its choice is right (-1 where nothing is predicted)."""
+        """Whether each slot's choice is right (negative: predicts nothing), and its loss.
+
+        Returns:
+            The loss, only if nothing else is wanted: the mean over batches is not that over slots;
+            (N, A, K, 2); and zeros, without which Trainer would compute no metrics.
+        """
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss, result = self.compute_loss(model, inputs, return_outputs=True)
         if prediction_loss_only:
             return loss, None, None
         predicts, labels = inputs["predicts"], inputs["labels"]
-        right = torch.full(predicts.shape, -1, dtype=torch.long, device=predicts.device)
-        right[predicts] = (result.predicted_ids == labels[predicts]).long()
-        right = right[..., 1:].flatten(0, 1)  # (N * A, K)
-        return loss, right, torch.zeros_like(right[:, 0])
+        table = torch.full((*predicts.shape, 2), -1.0, device=predicts.device)
+        right = (result.predicted_ids == labels[predicts]).float()
+        table[predicts] = torch.stack([right, result.row_losses.float()], dim=-1)
+        return None, table[:, :, 1:], torch.zeros(len(predicts), device=predicts.device)
+
+    def _evaluation_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        table = torch.as_tensor(prediction.predictions).flatten(0, 1)  # (M, K, 2)
+        right, losses = table[..., 0].round().long(), table[..., 1]
+        predicts = right >= 0
+        metrics = acceptance_metrics(right)
+        if self.args.loss_weighting == "dpace":
+            weights = dpace_weights(losses, predicts, self.args.dpace_alpha)
+            total = predicts.any(dim=1).sum()
+        else:
+            weights = predicts * self.step.slot_weights(self.gamma_at(self.state.max_steps))[1:]
+            total = weights.sum()
+        return metrics | ({"loss": float((losses * weights).sum() / total)} if total > 0 else {})
+
+    # ---- running ----
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Train; a checkpoint is gone on with exactly, or refused.
+
+        Raises:
+            ValueError: The checkpoint was written by a run with another configuration.
+        """
+        folder: Any = resume_from_checkpoint
+        if folder is True and self._output_dir.is_dir():
+            folder = get_last_checkpoint(str(self._output_dir))
+        if isinstance(folder, str | Path):
+            check_settings(Path(folder), self._settings())
+            if self.ema is not None:
+                self.ema.load(Path(folder))
+        self.planned()
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            # The config is written in the field's spelling, which is older than transformers'.
+            warnings.filterwarnings("ignore", ".rope_scaling. is deprecated", FutureWarning)
+            super()._load_from_checkpoint(*args, **kwargs)
+
+    def _settings(self) -> dict[str, Any]:
+        n_examples = None if self.train_dataset is None else len(self.train_dataset)
+        return run_settings(self.step.config, self.args, n_examples)
+
+    def planned(self) -> MemoryPlan:
+        """What a step takes of the memory; estimated and logged once."""
+        if self.plan is None:
+            self.plan = self._make_plan()
+            logger.info(self.plan.summary())
+            if not self.plan.fits:
+                logger.warning(
+                    "This may not fit into memory: lower `per_device_train_batch_size`, "
+                    "`n_anchors` or the length of rows. %s",
+                    self.plan.summary(),
+                )
+        return self.plan
+
+    def _make_plan(self) -> MemoryPlan:
+        return plan_memory(
+            self.step.config,
+            n_trained=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            target_bytes=sum(p.numel() * p.element_size() for p in self.target.parameters()),
+            n_rows=self.args.per_device_train_batch_size,
+            n_tokens=longest_row(self.train_dataset),
+            n_anchors=self.args.n_anchors,
+            available=available_bytes(self.args.device),
+            dense_mask=not _is_compiled(self.step.config),
+            logits_chunk_size=self.args.logits_chunk_size,
+        )
+
+    # ---- saving ----
+
+    @property
+    def _output_dir(self) -> Path:
+        return Path(str(self.args.output_dir))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return super()._get_output_dir(trial) if self._part is None else str(self._part)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint under another name, and give it its own when it is complete."""
+        run = Path(super()._get_output_dir(trial))
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        part = run / PART_FOLDER
+        if self.args.should_save:
+            shutil.rmtree(part, ignore_errors=True)  # left by a run that was stopped
+        self.accelerator.wait_for_everyone()
+        self._part = part
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._part = None
+        self.accelerator.wait_for_everyone()
+        if self.state.best_model_checkpoint == str(part / name):
+            self.state.best_model_checkpoint = str(run / name)
+        if self.args.should_save:
+            self.state.save_to_json(str(part / name / "trainer_state.json"))
+            write_settings(part / name, self._settings())
+            if self.ema is not None:
+                self.ema.save(part / name)
+            publish(part / name, run / name)
+            shutil.rmtree(part)
+            rotate_checkpoints(
+                output_dir=str(run),
+                save_total_limit=self.args.save_total_limit,
+                best_model_checkpoint=self.state.best_model_checkpoint,
+                use_mtime=True,
+            )
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            super()._push_from_checkpoint(str(run / name))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._part is None:  # while it is incomplete, nothing is sent
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        if self.ema is not None:
+            self.ema.load(Path(str(self.state.best_model_checkpoint)))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the drafter as it is published, or its adapter; the average if there is one.
+
+        Args:
+            output_dir: Where to; ``args.output_dir`` by default.
+            _internal_call: Trainer's own.
+        """
+        if self._part is not None:  # a checkpoint: the weights as they are trained
+            super().save_model(output_dir, _internal_call=True)
+            return
+        folder = Path(output_dir) if output_dir else self._output_dir
+        with self._averaged():
+            if hasattr(self.model, "get_base_model"):
+                super().save_model(str(folder), _internal_call=True)
+            else:
+                state = self.accelerator.get_state_dict(self.model)
+                if self.args.should_save:
+                    drafter = self.accelerator.unwrap_model(self.model)
+                    export_drafter(drafter, state, folder, self.args.export_dtype)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def create_model_card(  # type: ignore[override]  # the rest is told by the run itself
+        self, model_name: str | None = None, **_: Any
+    ) -> None:
+        """Write the stub of a card with the run's settings and its last evaluation."""
+        if not self.is_world_process_zero():
+            return
+        evaluations = [log for log in self.state.log_history if "eval_loss" in log]
+        metrics = {k: v for k, v in (evaluations or [{}])[-1].items() if isinstance(v, float)}
+        write_card(
+            self._output_dir,
+            name=model_name or self._output_dir.name,
+            architecture=self.step.config.architecture,
+            target=getattr(self.target.config, "_name_or_path", None) or None,
+            settings=self._settings() | {"learning_rate": self.args.learning_rate},
+            metrics=metrics,
+        )
 
 
-def _evaluation_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    return acceptance_metrics(torch.as_tensor(prediction.predictions))
+def _collator(config: Any, args: DFlashTrainingArguments) -> DFlashCollator:
+    return DFlashCollator(
+        config.block_size,
+        args.n_anchors,
+        seed=args.seed,
+        random=args.random_anchors,
+        mask_token_id=config.mask_token_id,
+        vocab_size=config.vocab_size,
+        keeps_slots=_is_compiled(config),
+    )
+
+
+def _is_compiled(config: Any) -> bool:
+    return config._attn_implementation == "flex_attention"

@@ -1,4 +1,4 @@
-"""A block sees nothing that decoding would not have: by perturbation to the bit, and by gradient."""
+"""A block sees nothing that decoding would not have: by perturbation, to the bit; by gradient."""
 
 from __future__ import annotations
 

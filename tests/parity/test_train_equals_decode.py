@@ -159,6 +159,6 @@ def test_padding_at_the_left(target: Any, kind: str) -> None:
 def test_the_test_sees_a_break_of_it(target: Any) -> None:
     drafter = training_drafter(target)
     rows = [row_of(DOCUMENTS[1])]
-    wrong = [[*DOCUMENTS[1][:2], 5, *DOCUMENTS[1][3:]]  # another token in the context
+    wrong = [[*DOCUMENTS[1][:2], 5, *DOCUMENTS[1][3:]]]  # another token in the context
     with pytest.raises(AssertionError, match="Tensor-likes are not close"):
         assert_same_as_decoding(target, drafter, rows, wrong)
