@@ -14,6 +14,40 @@ from torch import Tensor
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
+#: Document number of padding; documents count from 1. Anchor of a slot that stays empty.
+PADDING, NO_ANCHOR = 0, -1
+
+
+def number_documents(document_ids: Tensor) -> Tensor:
+    """Number the runs of equal ids in a row 1, 2, ...; padding stays 0.
+
+    >>> number_documents(torch.tensor([0, 7, 7, 3, 7, 0])).tolist()
+    [0, 1, 1, 2, 3, 0]
+
+    Args:
+        document_ids: (S,) int64.
+    """
+    is_real = document_ids != PADDING
+    starts = is_real.clone()
+    starts[1:] &= document_ids[1:] != document_ids[:-1]
+    return torch.where(is_real, starts.long().cumsum(dim=0), PADDING)
+
+
+def document_positions(document_ids: Tensor) -> Tensor:
+    """Position of every token in its document; 0 on padding, wherever that is.
+
+    >>> document_positions(torch.tensor([0, 1, 1, 2, 2, 2])).tolist()
+    [0, 0, 1, 0, 1, 2]
+
+    Args:
+        document_ids: (S,) int64, from `number_documents`.
+    """
+    index = torch.arange(len(document_ids))
+    starts = torch.ones_like(document_ids, dtype=torch.bool)
+    starts[1:] = document_ids[1:] != document_ids[:-1]
+    run_start = torch.where(starts, index, 0).cummax(dim=0).values
+    return torch.where(document_ids != PADDING, index - run_start, 0)
+
 
 def valid_anchors(loss_mask: Tensor, document_ids: Tensor) -> Tensor:
     """Say which tokens may stand in slot 0 of a block.
@@ -23,13 +57,13 @@ def valid_anchors(loss_mask: Tensor, document_ids: Tensor) -> Tensor:
 
     Args:
         loss_mask: (S,) bool, supervised tokens.
-        document_ids: (S,) int64, one number a packed document, -1 for padding.
+        document_ids: (S,) int64, from `number_documents`.
 
     Returns:
         (S,) bool.
     """
     valid = torch.zeros_like(loss_mask, dtype=torch.bool)
-    same_document = document_ids[:-1] == document_ids[1:]
+    same_document = (document_ids[:-1] == document_ids[1:]) & (document_ids[:-1] != PADDING)
     valid[:-1] = loss_mask[:-1].bool() & loss_mask[1:].bool() & same_document
     return valid
 
@@ -73,7 +107,7 @@ def fixed_anchors(valid: Tensor, n_slots: int, block_size: int) -> Tensor:
 
 
 def _filled_up(anchors: Tensor, n_slots: int) -> Tensor:
-    filled = torch.full((n_slots,), -1, dtype=torch.long)
+    filled = torch.full((n_slots,), NO_ANCHOR, dtype=torch.long)
     filled[: len(anchors)] = anchors
     return filled
 
@@ -118,7 +152,7 @@ def block_noise_ids(
 ) -> Tensor:
     """Token ids of all blocks: the anchor, then mask tokens; (N, A * B)."""
     rows = torch.arange(len(anchors), device=anchors.device)[:, None]
-    ids = torch.full((*anchors.shape, block_size), mask_token_id, device=anchors.device)
+    ids = input_ids.new_full((*anchors.shape, block_size), mask_token_id)
     ids[..., 0] = input_ids[rows, anchors.clamp(min=0)]
     return ids.flatten(1)
 

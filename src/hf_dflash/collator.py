@@ -1,21 +1,58 @@
 """Batches for training: padded rows, and the anchors drawn for this example in this epoch.
 
-Letters: N rows, S tokens a row, A anchor slots a row, B block size.
+Letters: N rows, S tokens a row, A anchor slots a row, B block size, T taps, Ht target hidden size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from .blocks import block_targets, draw_anchors, fixed_anchors, valid_anchors
+from .blocks import (
+    PADDING,
+    block_targets,
+    document_positions,
+    draw_anchors,
+    fixed_anchors,
+    number_documents,
+    valid_anchors,
+)
 
 # Odd constants of SplitMix64: epochs and rows that differ by one get unrelated seeds.
 _EPOCH_STRIDE, _ROW_STRIDE = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
+
+
+class EpochRows(Dataset[dict[str, Any]]):
+    """A data set whose rows know their number and the epoch, by which anchors are drawn.
+
+    Args:
+        rows: Any data set with a length.
+
+    Raises:
+        TypeError: It has none.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+            raise TypeError(
+                "`train_dataset` and `eval_dataset` must have a length and rows that can be "
+                f"indexed, got {type(rows).__name__}. Streams cannot be resumed exactly: "
+                "materialise it (for Hugging Face data sets: streaming=False)."
+            )
+        self.rows = rows
+        # Shared memory, so that worker processes see the epoch that the trainer sets.
+        self.epoch = torch.zeros(1, dtype=torch.long).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"example_id": index, **self.rows[index], "epoch": int(self.epoch)}
 
 
 @dataclass
@@ -27,11 +64,15 @@ class DFlashCollator:
 
     Args:
         block_size: B.
-        n_anchors: A slots a row; rows with fewer valid anchors leave slots empty.
+        n_anchors: Most anchors a row.
         seed: Of the run.
         pad_token_id: Any token; padding is never seen nor supervised.
         random: Draw anchors; else divide the answers into blocks that follow one another (the
             paper's ablation baseline).
+        mask_token_id: Of the drafter; text that holds it is refused.
+        vocab_size: Of the target, to which token ids must belong.
+        keeps_slots: Whether a batch has ``n_anchors`` slots even if no row needs them. Compiled
+            attention wants constant shapes; any other kind would compute blocks of nothing.
     """
 
     block_size: int
@@ -39,57 +80,126 @@ class DFlashCollator:
     seed: int = 42
     pad_token_id: int = 0
     random: bool = True
-    # Shared memory, so that worker processes see the epoch that the trainer sets.
-    epoch: Tensor = field(
-        default_factory=lambda: torch.zeros(1, dtype=torch.long).share_memory_(), repr=False
-    )
+    mask_token_id: int | None = None
+    vocab_size: int | None = None
+    keeps_slots: bool = True
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Build one batch.
 
         Args:
-            rows: Each with ``input_ids`` and ``loss_mask`` of one length, ``row_id`` (its place in
-                the data set), and, if packed, ``document_ids`` and ``position_ids``.
+            rows: Each with ``input_ids`` and ``loss_mask`` of one length, ``example_id`` and
+                ``epoch``; if packed, ``document_ids`` (0 is padding); if padded,
+                ``attention_mask``; if cached, ``taps`` (tokens, T * Ht).
 
         Returns:
             ``input_ids``, ``position_ids``, ``document_ids`` (N, S) int64, ``anchors`` (N, A)
-            int64, ``labels`` (N, A, B) int64 and ``predicts`` (N, A, B) bool.
+            int64, -1 where a slot is empty, ``labels`` (N, A, B) int64, ``predicts`` (N, A, B)
+            bool, and ``taps`` (N, S, T * Ht) if the rows have them.
+
+        Raises:
+            ValueError: A row lacks a column, its columns do not fit one another, or its tokens
+            are not the target's, or hold the mask token.
         """
-        n_tokens = max(len(row["input_ids"]) for row in rows)
+        columns = [read_row(row) for row in rows]
+        for row in columns:
+            self._check_ids(row["input_ids"])
+        n_tokens = max(1, *(len(row["input_ids"]) for row in columns))
         batch = {
-            "input_ids": _padded(rows, "input_ids", n_tokens, self.pad_token_id),
-            "position_ids": _padded(rows, "position_ids", n_tokens, 0),
-            "document_ids": _padded(rows, "document_ids", n_tokens, -1),
+            name: _padded([row[name] for row in columns], n_tokens, fill)
+            for name, fill in _fills(self.pad_token_id).items()
         }
-        loss_mask = _padded(rows, "loss_mask", n_tokens, 0).bool()
+        loss_mask = batch.pop("loss_mask").bool()
         anchors = torch.stack(
             [
-                self._anchors(valid_anchors(mask, documents), int(row["row_id"]))
+                self._anchors(valid_anchors(mask, documents), row)
                 for mask, documents, row in zip(loss_mask, batch["document_ids"], rows, strict=True)
             ]
         )
+        if not self.keeps_slots:
+            anchors = anchors[:, : max(1, int((anchors >= 0).sum(dim=1).max()))]
         targets = block_targets(
             batch["input_ids"], loss_mask, batch["document_ids"], anchors, self.block_size
         )
+        if any("taps" in row for row in rows):
+            batch["taps"] = _padded_taps([row["taps"] for row in rows], n_tokens)
         return batch | {"anchors": anchors, "labels": targets.labels, "predicts": targets.predicts}
 
-    def _anchors(self, valid: Tensor, row_id: int) -> Tensor:
+    def _check_ids(self, ids: Tensor) -> None:
+        if self.mask_token_id is not None and bool((ids == self.mask_token_id).any()):
+            raise ValueError(
+                f"`input_ids` must not hold the drafter's mask token {self.mask_token_id}: it "
+                "stands for what is not drafted yet. Give the drafter another `mask_token_id`, one "
+                "that no text uses."
+            )
+        if self.vocab_size is not None and len(ids):
+            low, high = int(ids.min()), int(ids.max())
+            if low < 0 or high >= self.vocab_size:
+                raise ValueError(
+                    f"`input_ids` must be tokens of the target (0..{self.vocab_size - 1}), got "
+                    f"{low if low < 0 else high}. Prepare the data with the target's tokenizer."
+                )
+
+    def _anchors(self, valid: Tensor, row: Mapping[str, Any]) -> Tensor:
         if not self.random:
             return fixed_anchors(valid, self.n_anchors, self.block_size)
-        mixed = self.seed + _EPOCH_STRIDE * (int(self.epoch) + 1) + _ROW_STRIDE * (row_id + 1)
+        epoch, example = int(row["epoch"]), int(row["example_id"])
+        mixed = self.seed + _EPOCH_STRIDE * (epoch + 1) + _ROW_STRIDE * (example + 1)
         generator = torch.Generator().manual_seed(mixed % 2**63)
         return draw_anchors(valid, self.n_anchors, generator)
 
 
-def _padded(rows: Sequence[Mapping[str, Any]], name: str, length: int, fill: int) -> Tensor:
-    """Column ``name`` of all rows, filled up at the right; (N, length) int64."""
-    column = torch.full((len(rows), length), fill, dtype=torch.long)
-    for place, row in zip(column, rows, strict=True):
-        n_tokens = len(row["input_ids"])
-        if name == "position_ids" and name not in row:
-            place[:n_tokens] = torch.arange(n_tokens)
-        elif name == "document_ids" and name not in row:
-            place[:n_tokens] = 0
-        else:
-            place[:n_tokens] = torch.as_tensor(row[name], dtype=torch.long)
-    return column
+def _fills(pad_token_id: int) -> dict[str, int]:
+    return {
+        "input_ids": pad_token_id,
+        "loss_mask": 0,
+        "document_ids": PADDING,
+        "position_ids": 0,
+    }
+
+
+def read_row(row: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The columns of one row as int64, with its documents and positions made or checked."""
+    for name in ("input_ids", "loss_mask"):
+        if name not in row:
+            raise ValueError(
+                f"Every row must have `{name}`, got the columns {sorted(row)}. Make rows with "
+                "`hf_dflash.data.encode_chats`."
+            )
+    names = ("input_ids", "loss_mask", "document_ids", "attention_mask", "position_ids")
+    given = {name: torch.as_tensor(row[name]).long() for name in names if name in row}
+    lengths = {name: len(column) for name, column in given.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"The columns of a row must be of one length, got {lengths}.")
+    documents = given.get("document_ids", torch.ones_like(given["input_ids"]))
+    if "attention_mask" in given:
+        documents = torch.where(given["attention_mask"].bool(), documents, PADDING)
+    documents = number_documents(documents)
+    positions = document_positions(documents)
+    wanted = given.get("position_ids", positions)
+    if not torch.equal(wanted[documents != PADDING], positions[documents != PADDING]):
+        raise ValueError(
+            "`position_ids` must count from 0 in every document, as decoding does. Leave them "
+            "out, or pass the `document_ids` that they belong to."
+        )
+    return {
+        "input_ids": given["input_ids"],
+        "loss_mask": given["loss_mask"],
+        "document_ids": documents,
+        "position_ids": positions,
+    }
+
+
+def _padded(columns: Sequence[Tensor], length: int, fill: int) -> Tensor:
+    """Columns filled up at the right; (N, length) int64."""
+    padded = torch.full((len(columns), length), fill, dtype=torch.long)
+    for place, column in zip(padded, columns, strict=True):
+        place[: len(column)] = column
+    return padded
+
+
+def _padded_taps(columns: Sequence[Tensor], length: int) -> Tensor:
+    padded = columns[0].new_zeros(len(columns), length, columns[0].shape[-1])
+    for place, column in zip(padded, columns, strict=True):
+        place[: len(column)] = column
+    return padded

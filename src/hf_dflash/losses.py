@@ -1,19 +1,25 @@
 """Losses on the slots that predict, in chunks: the logits of a whole batch never exist at once.
 
-Letters: R rows (slots that predict), K = B - 1 drafts, H draft hidden size, V vocabulary.
+Letters: R rows (slots that predict, block after block), r rows of one chunk, M blocks, K = B - 1
+drafts, H draft hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 Head = Callable[[Tensor], Tensor]
+#: From logits (r, V) float32 and their place among the rows to losses (r,).
 RowLoss = Callable[[Tensor, slice], Tensor]
+#: From detached losses (r,) and their place among the rows to weights (r,).
+RowWeights = Callable[[Tensor, slice], Tensor]
 
 
 def decay_weights(n_drafts: int, gamma: float | None) -> Tensor:
@@ -33,11 +39,60 @@ def decay_weights(n_drafts: int, gamma: float | None) -> Tensor:
 
 
 def progressive_gamma(step: int, n_steps: int, first: float, last: float) -> float:
-    """Gamma rising linearly from ``first`` to ``last`` over training.
+    """Gamma rising linearly from ``first`` (step 0) to ``last`` (step ``n_steps`` - 1).
 
     Source: DFlare (arXiv:2606.02091), progressive position-weighted loss.
     """
     return first + (last - first) * min(1.0, step / max(1, n_steps - 1))
+
+
+def dpace_weights(losses: Tensor, predicts: Tensor, alpha: float) -> Tensor:
+    """Weight slots by what they do for the length of the accepted prefix, as the drafter is now.
+
+    With q_i = exp(-loss_i) smoothed to (1 - alpha) q_i + alpha, slot j weighs
+    sum over m >= j of the product of q_1..q_m: the chance that it is reached, times what is still
+    to be won from there. Source: D-PACE (arXiv:2605.18810), Eq. 7 and 8.
+
+    Args:
+        losses: (M, K) cross-entropies.
+        predicts: (M, K) bool; a block's predicting slots stand first.
+        alpha: In (0, 1]; 1 counts the slots from j on.
+
+    Returns:
+        (M, K) weights without gradient, 0 where nothing is predicted.
+    """
+    smoothed = (1 - alpha) * torch.exp(-losses.detach().float()) + alpha
+    reached = torch.where(predicts, smoothed, 0.0).cumprod(dim=1)
+    return reached.flip(1).cumsum(dim=1).flip(1)
+
+
+def row_chunks(n_rows: int, most: int) -> list[slice]:
+    """Cut rows into pieces of at most ``most``."""
+    return [slice(i, min(i + most, n_rows)) for i in range(0, n_rows, most)]
+
+
+def block_chunks(rows_per_block: Tensor, most: int) -> list[slice]:
+    """Cut rows into pieces of at most ``most`` that hold whole blocks.
+
+    Args:
+        rows_per_block: (M,) int64.
+        most: At least the rows of the largest block.
+
+    Raises:
+        ValueError: A block has more rows than that.
+    """
+    largest = int(rows_per_block.max()) if len(rows_per_block) else 0
+    if largest > most:
+        raise ValueError(
+            f"`logits_chunk_size` must hold a whole block ({largest} rows) for this loss, got "
+            f"{most}. Raise it."
+        )
+    ends = rows_per_block.cumsum(dim=0).tolist()
+    cuts, n_rows = [0], ends[-1] if ends else 0
+    for end, following in pairwise([*ends, n_rows + most + 1]):
+        if following - cuts[-1] > most and end > cuts[-1]:
+            cuts.append(end)
+    return [slice(first, last) for first, last in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,65 +109,130 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx,
+        ctx: Any,
         hidden: Tensor,
         head: Head,
         row_loss: RowLoss,
-        scale: Tensor,
-        chunk: int,
+        row_weights: RowWeights,
+        chunks: Sequence[slice],
     ) -> tuple[Tensor, Tensor, Tensor]:
         needs_grad = ctx.needs_input_grad[0]
-        gradient = torch.empty_like(hidden) if needs_grad else None
+        gradient = torch.zeros_like(hidden) if needs_grad else None
+        total = hidden.new_zeros((), dtype=torch.float32)
         losses, choices = [], []
-        for start in range(0, len(hidden), chunk):
-            rows = slice(start, start + chunk)
+        for rows in chunks:
             with torch.set_grad_enabled(needs_grad):
                 piece = hidden[rows].detach().requires_grad_(needs_grad)
-                logits = head(piece).float()
+                logits = head(piece)
+                logits = logits if logits.dtype == torch.float64 else logits.float()
                 loss = row_loss(logits, rows)
-                share = (loss * scale[rows]).sum()
+                share = (loss * row_weights(loss.detach(), rows).to(loss)).sum()
             if gradient is not None:
                 (gradient[rows],) = torch.autograd.grad(share, piece)
-            losses.append(loss.detach())
-            choices.append(logits.detach().argmax(dim=-1))
+            total = total + share.detach().to(total.device)
+            losses.append(loss.detach().to(hidden.device))
+            choices.append(logits.detach().argmax(dim=-1).to(hidden.device))
         ctx.gradient = gradient
-        row_losses = torch.cat(losses)
-        total = (row_losses * scale).sum()
-        predicted = torch.cat(choices)
+        row_losses, predicted = torch.cat(losses), torch.cat(choices)
         ctx.mark_non_differentiable(row_losses, predicted)
         return total, row_losses, predicted
 
     @staticmethod
-    def backward(ctx, grad_total: Tensor, *_: Tensor):  # type: ignore[no-untyped-def, override]
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> Any:
         return ctx.gradient * grad_total.to(ctx.gradient.dtype), None, None, None, None
 
 
 def chunked_loss(
-    hidden: Tensor, head: Head, row_loss: RowLoss, weights: Tensor, total_weight: Tensor, chunk: int
+    hidden: Tensor,
+    head: Head,
+    row_loss: RowLoss,
+    row_weights: RowWeights,
+    total_weight: Tensor,
+    chunks: Sequence[slice],
 ) -> SlotLosses:
-    """Weighted mean of a loss on logits, without holding more than ``chunk`` rows of them.
+    """Weighted mean of a loss on logits, without holding more than one chunk of them.
 
     The gradient with respect to ``hidden`` is taken chunk by chunk in the forward, so nothing is
-    computed twice. The head is frozen: it gets no gradient.
+    computed twice. The head is frozen: it gets no gradient. What is summed is divided by the total
+    only at the end: small numbers would vanish in the head's half precision.
 
     Args:
         hidden: (R, H), the drafter's outputs at slots that predict.
         head: (r, H) -> (r, V) logits.
-        row_loss: From logits (r, V) float32 and their place among the rows to losses (r,).
-        weights: (R,) float32.
+        row_loss: See `RowLoss`.
+        row_weights: See `RowWeights`.
         total_weight: Scalar to divide by: the sum of weights over everything in one update.
-        chunk: Most rows whose logits exist at once.
+        chunks: From `row_chunks` or `block_chunks`.
     """
     if len(hidden) == 0:  # keeps the graph: every rank must run its backward
-        return SlotLosses(hidden.sum() * 0.0, weights, weights.long())
-    scale = weights / total_weight
-    return SlotLosses(*_ChunkedLoss.apply(hidden, head, row_loss, scale, chunk))
+        nothing = hidden.new_zeros(0, dtype=torch.float32)
+        return SlotLosses(hidden.sum() * 0.0, nothing, nothing.long())
+    total, row_losses, predicted = _ChunkedLoss.apply(hidden, head, row_loss, row_weights, chunks)
+    return SlotLosses(total / total_weight, row_losses, predicted)
+
+
+def fixed_weights(weights: Tensor) -> RowWeights:
+    """Weights (R,) that are known before the forward."""
+    return lambda _losses, rows: weights[rows]
+
+
+def dpace_row_weights(predicts: Tensor, alpha: float) -> RowWeights:
+    """`dpace_weights` of rows, in chunks of whole blocks.
+
+    Args:
+        predicts: (M, K) bool; rows are its true entries in order.
+        alpha: See `dpace_weights`.
+    """
+    blocks = predicts.nonzero()[:, 0]  # (R,)
+
+    def weights(losses: Tensor, rows: slice) -> Tensor:
+        held = predicts[blocks[rows][0] : blocks[rows][-1] + 1].to(losses.device)
+        table = losses.new_zeros(held.shape)
+        table[held] = losses
+        return dpace_weights(table, held, alpha)[held]
+
+    return weights
 
 
 def cross_entropy(labels: Tensor) -> RowLoss:
     """Row losses against the target's tokens (R,)."""
 
     def row_loss(logits: Tensor, rows: slice) -> Tensor:
-        return F.cross_entropy(logits, labels[rows], reduction="none")
+        return F.cross_entropy(logits, labels[rows].to(logits.device), reduction="none")
+
+    return row_loss
+
+
+def forward_kl(teacher_logits: Callable[[slice], Tensor]) -> RowLoss:
+    """KL(p || q) of the drafter's law q from the target's p.
+
+    Args:
+        teacher_logits: The target's logits (r, V) of the same tokens, made chunk by chunk.
+    """
+
+    def row_loss(logits: Tensor, rows: slice) -> Tensor:
+        with torch.no_grad():
+            teacher = teacher_logits(rows).to(logits).log_softmax(dim=-1)
+        return F.kl_div(logits.log_softmax(dim=-1), teacher, reduction="none", log_target=True).sum(
+            dim=-1
+        )
+
+    return row_loss
+
+
+def total_variation(teacher_logits: Callable[[slice], Tensor]) -> RowLoss:
+    """Half the sum of abs(p - q): the chance that a draft drawn from q is rejected.
+
+    Source: speculative sampling (arXiv:2211.17192), corollary 3.6.
+
+    Args:
+        teacher_logits: The target's logits (r, V) of the same tokens, made chunk by chunk.
+    """
+
+    def row_loss(logits: Tensor, rows: slice) -> Tensor:
+        with torch.no_grad():
+            teacher = teacher_logits(rows).to(logits).softmax(dim=-1)
+        return (logits.softmax(dim=-1) - teacher).abs().sum(dim=-1) / 2
 
     return row_loss

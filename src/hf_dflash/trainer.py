@@ -31,7 +31,7 @@ from .losses import dpace_weights, progressive_gamma
 from .metrics import acceptance_metrics
 from .planner import MemoryPlan, available_bytes, plan_memory
 from .training_arguments import DFlashTrainingArguments
-from .training_checks import base_drafter, check_training, longest_row, numbered
+from .training_checks import base_drafter, check_device, check_training, longest_row, numbered
 from .training_step import TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class DFlashTrainer(Trainer):
         ValueError: The drafter was made for another target, would be trained in half precision,
             or the data have no supervised token.
         TypeError: A data set has no length.
-        NotImplementedError: The average of sharded weights is asked for.
+        NotImplementedError: What is asked for does not work on this device, or not when sharded.
     """
 
     args: DFlashTrainingArguments
@@ -83,6 +83,7 @@ class DFlashTrainer(Trainer):
             eval_dataset=numbered(eval_dataset, "eval_dataset", collator),
             **kwargs,
         )
+        check_device(config, args, shards=self.is_fsdp_enabled)
         # The loss is divided by the weight of the whole update, not by a mean over its parts.
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True

@@ -20,6 +20,7 @@ from hf_dflash.checkpointing import SETTINGS_NAME
 from hf_dflash.losses import decay_weights
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_checks import check_device
 from training_pairs import generated_rows, row_of, training_drafter, training_target
 
 # Trainer's loops warn of what a test does on purpose.
@@ -212,7 +213,7 @@ def test_gamma_rises_to_its_last_value_at_the_last_step(
 
 RESUMED = {
     "in the middle of an epoch": {},
-    "with workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+    "with workers": {"dataloader_num_workers": 2},
     "with accumulation, average and a rising gamma": {
         "gradient_accumulation_steps": 2,
         "ema_decay": 0.9,
@@ -535,6 +536,20 @@ def test_another_targets_drafter_is_refused(target: Any, rows: Any, tmp_path: Pa
     drafter = training_drafter(target, target_hidden_size=48)
     with pytest.raises(ValueError, match="made for another target"):
         trainer_of(target, rows, tmp_path, drafter=drafter)
+
+
+def test_flex_attention_is_not_trained_on_cpus(target: Any, rows: Any, tmp_path: Path) -> None:
+    drafter = training_drafter(target, attn_implementation="flex_attention")
+    with pytest.raises(NotImplementedError, match="cannot be trained on CPUs"):
+        trainer_of(target, rows, tmp_path, drafter=drafter)
+
+
+def test_sharding_is_not_ignored_on_cpus(target: Any, tmp_path: Path) -> None:
+    drafter = training_drafter(target)
+    args = arguments(tmp_path)
+    args.fsdp = True
+    with pytest.raises(NotImplementedError, match="`fsdp` shards nothing here"):
+        check_device(drafter.config, args, shards=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Measure a drafter in training by what it is for: decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list  # type: ignore[import-untyped]
+from torch import Tensor
+from transformers import TrainerCallback
+
+from .training_checks import base_drafter
+
+PREFIX = "eval_decoding_"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainOutput:
+    """What the target makes of a prompt without a drafter."""
+
+    ids: Tensor  # (1, n) int64, on the host
+    elapsed_s: float
+
+
+def prompts_of(rows: Any, n_prompts: int) -> list[list[int]]:
+    """The first prompts of a data set: what stands before each row's first supervised token.
+
+    >>> prompts_of([{"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}], 1)
+    [[5, 6]]
+
+    Args:
+        rows: With ``input_ids`` and ``loss_mask``, not packed.
+        n_prompts: Most prompts.
+    """
+    prompts: list[list[int]] = []
+    for i in range(len(rows)):
+        mask = list(rows[i]["loss_mask"])
+        if 1 in mask[1:] and len(prompts) < n_prompts:
+            prompts.append(list(rows[i]["input_ids"])[: mask.index(1)])
+    return [prompt for prompt in prompts if prompt]
+
+
+class DecodingCallback(TrainerCallback):
+    """Decodes held-out prompts at every evaluation, with the drafter and once without.
+
+    It adds to the metrics of the evaluation, and logs: ``eval_decoding_acceptance_length`` (mean
+    over all cycles), ``eval_decoding_accepted`` (share of drafts), ``eval_decoding_speedup`` (time
+    of plain decoding / time with the drafter, prompts included) and ``eval_decoding_mismatches``
+    (prompts whose output differs: in half precision, ties may fall otherwise). So the best
+    checkpoint can be chosen by them. The target does not change, so plain decoding is run once.
+
+    Args:
+        trainer: The `DFlashTrainer` that it is added to.
+        prompts: Token ids.
+        max_new_tokens: Most new tokens a prompt.
+        **generate_kwargs: Others of `generate`; greedy by default.
+
+    Raises:
+        ValueError: There is no prompt.
+        NotImplementedError: The drafter is sharded.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int = 128,
+        **generate_kwargs: Any,
+    ) -> None:
+        if not prompts:
+            raise ValueError("`prompts` must hold at least one prompt, got none.")
+        if trainer.is_fsdp_enabled:
+            raise NotImplementedError(
+                "`DecodingCallback` cannot decode with a sharded drafter (FSDP). Train with DDP, "
+                "or decode with saved checkpoints."
+            )
+        self.trainer = trainer
+        self.prompts = [torch.tensor([list(prompt)]) for prompt in prompts]
+        self.options = {"do_sample": False, "max_new_tokens": max_new_tokens, **generate_kwargs}
+        self._plain: list[PlainOutput] = []
+        self._measured_at: int | None = None
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Decode, unless another slice of this evaluation has seen to it."""
+        del args, control
+        if self._measured_at == state.global_step:
+            return
+        self._measured_at = state.global_step
+        measured = [self.measure() if state.is_world_process_zero else {}]
+        if self.trainer.accelerator.num_processes > 1:  # all choose the best checkpoint alike
+            broadcast_object_list(measured)
+        kwargs["metrics"].update(measured[0])
+        self.trainer.log(dict(measured[0]))
+
+    def measure(self) -> dict[str, float]:
+        """Decode all prompts and say how it went."""
+        trainer = self.trainer
+        drafter = base_drafter(trainer.accelerator.unwrap_model(trainer.model))
+        was_training = drafter.training
+        drafter.eval()
+        try:
+            return self._measure(drafter)
+        finally:
+            drafter.train(was_training)
+
+    def _measure(self, drafter: Any) -> dict[str, float]:
+        if not self._plain:
+            self._decode(self.prompts[0])  # warm up
+            self._plain = [PlainOutput(*self._decode(prompt)) for prompt in self.prompts]
+        n_accepted = n_drafted = n_cycles = n_mismatches = 0
+        elapsed_s = 0.0
+        self._decode(self.prompts[0], assistant_model=drafter)  # warm up
+        for prompt, plain in zip(self.prompts, self._plain, strict=True):
+            start = self._now()
+            output = self._generate(prompt, assistant_model=drafter, return_dict_in_generate=True)
+            elapsed_s += self._now() - start
+            n_accepted += sum(output.statistics.n_accepted)
+            n_drafted += sum(output.statistics.n_drafted)
+            n_cycles += output.statistics.n_cycles
+            n_mismatches += not torch.equal(output.sequences.cpu(), plain.ids)
+        metrics = {
+            "acceptance_length": 1 + n_accepted / max(n_cycles, 1),
+            "accepted": n_accepted / max(n_drafted, 1),
+            "speedup": sum(plain.elapsed_s for plain in self._plain) / elapsed_s,
+            "mismatches": float(n_mismatches),
+        }
+        return {PREFIX + name: value for name, value in metrics.items()}
+
+    def _decode(self, prompt: Tensor, **options: Any) -> tuple[Tensor, float]:
+        start = self._now()
+        ids = self._generate(prompt, **options)
+        return ids.cpu(), self._now() - start
+
+    def _generate(self, prompt: Tensor, **options: Any) -> Any:
+        target = self.trainer.target
+        return target.generate(prompt.to(target.device), **self.options, **options)
+
+    def _now(self) -> float:
+        if self.trainer.target.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()

@@ -1,0 +1,94 @@
+"""What is wrong with a training run is said before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .collator import DFlashCollator, EpochRows
+from .target import check_pair
+
+
+def base_drafter(model: Any) -> Any:
+    """The drafter itself, also below adapters of PEFT."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def check_training(model: Any, target: Any) -> None:
+    """Refuse a pair that cannot be trained.
+
+    Raises:
+        ValueError: The drafter is another target's, has nothing to train, or would be trained in
+            half precision.
+    """
+    check_pair(target, base_drafter(model).config)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError("`model` must have parameters that require gradients, got none.")
+    half = [name for name, p in trained.items() if p.dtype != torch.float32]
+    if half:
+        raise ValueError(
+            f"`model` must be trained in float32, got {trained[half[0]].dtype} for {half[0]} and "
+            f"{len(half) - 1} more: small updates would be rounded away. Load it with "
+            "dtype=torch.float32, and pass bf16=True for mixed precision."
+        )
+
+
+def check_device(config: Any, args: Any, *, shards: bool) -> None:
+    """Refuse what would be ignored, or fail later, on the device that trains.
+
+    Args:
+        config: The drafter's.
+        args: `DFlashTrainingArguments`.
+        shards: Whether parameters are really sharded.
+
+    Raises:
+        NotImplementedError: Flex attention or FSDP on CPUs.
+    """
+    if config._attn_implementation == "flex_attention" and args.device.type == "cpu":
+        raise NotImplementedError(
+            '`attn_implementation`="flex_attention" cannot be trained on CPUs (torch has no '
+            'backward for it there). Load the drafter with "sdpa": it computes the same.'
+        )
+    if args.fsdp and not shards:
+        raise NotImplementedError(
+            "`fsdp` shards nothing here: accelerate does so on accelerators only. Leave it out."
+        )
+
+
+def check_rows(rows: EpochRows, name: str, collator: Any) -> None:
+    """Look for the first row that a block can be drawn from.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not isinstance(collator, DFlashCollator):
+        return
+    for i in range(len(rows)):
+        if bool(collator([rows[i]])["predicts"].any()):
+            return
+    raise ValueError(
+        f"`{name}` must have a row with two supervised tokens next to each other, but none of its "
+        f"{len(rows)} rows does. Check the roles of the chats and the chat template, or that "
+        "answers are not cut away."
+    )
+
+
+def numbered(rows: Any, name: str, collator: Any) -> Any:
+    """`EpochRows` of a data set or of each of several, checked; `None` stays."""
+    if rows is None or isinstance(rows, EpochRows):
+        return rows
+    if isinstance(rows, Mapping):
+        return {key: numbered(part, f"{name}[{key!r}]", collator) for key, part in rows.items()}
+    checked = EpochRows(rows)
+    check_rows(checked, name, collator)
+    return checked
+
+
+def longest_row(rows: Any, most: int = 512) -> int:
+    """Tokens of the longest of the first ``most`` rows."""
+    if rows is None:
+        return 1
+    return max(1, *(len(rows[i]["input_ids"]) for i in range(min(most, len(rows)))))

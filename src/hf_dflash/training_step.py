@@ -1,0 +1,153 @@
+"""The loss of one batch: target, drafter on all blocks at once, head on the slots that predict.
+
+Letters: N rows, S tokens a row, A anchor slots a row, B block size, R slots that predict, T taps,
+Ht target hidden size, H draft hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .blocks import BlockMaskRule, block_noise_ids, block_positions
+from .losses import (
+    RowLoss,
+    RowWeights,
+    SlotLosses,
+    block_chunks,
+    chunked_loss,
+    cross_entropy,
+    decay_weights,
+    dpace_row_weights,
+    fixed_weights,
+    forward_kl,
+    row_chunks,
+    total_variation,
+)
+from .target import draft_logits, noise_embeddings
+from .target_states import TargetStates, run_target
+from .training_arguments import DFlashTrainingArguments
+
+Batch = Mapping[str, Tensor]
+
+
+class TrainingStep:
+    """Forward and loss of batches from `DFlashCollator`. It keeps nothing between calls.
+
+    Args:
+        target: The target model, frozen and in eval mode.
+        config: The drafter's config.
+        args: Kind and weighting of the loss.
+    """
+
+    def __init__(self, target: Any, config: Any, args: DFlashTrainingArguments) -> None:
+        self.target = target
+        self.config = config
+        self.args = args
+
+    def slot_weights(self, gamma: float) -> Tensor:
+        """Weight of each slot of a block: (B,) float32, 0 for the anchor."""
+        return torch.cat([torch.zeros(1), decay_weights(self.config.block_size - 1, gamma)])
+
+    def total_weight(self, predicts: Tensor, gamma: float) -> Tensor:
+        """What a batch adds to the denominator of the loss, known before the forward.
+
+        The sum of the slots' weights; with D-PACE, whose weights follow the drafter, the number of
+        blocks.
+
+        Args:
+            predicts: (N, A, B) bool.
+            gamma: Of this step.
+        """
+        predicts = predicts.cpu()
+        if self.args.loss_weighting == "dpace":
+            return predicts.any(dim=-1).sum().float()
+        return (predicts * self.slot_weights(gamma)).sum()
+
+    def losses(
+        self, model: Any, batch: Batch, total: Tensor, gamma: float, chunk: int
+    ) -> SlotLosses:
+        """Run the batch and weigh its losses.
+
+        Args:
+            model: The drafter, wrapped or not.
+            batch: From `DFlashCollator`.
+            total: Weight to divide by.
+            gamma: Of this step.
+            chunk: Most rows of logits at once.
+        """
+        states = self.target_states(batch)
+        hidden = self.hidden_states(model, batch, states.taps)
+        predicts = batch["predicts"]
+        rows = hidden.flatten(0, 1)[predicts.flatten()]  # (R, H)
+        weights: RowWeights
+        if self.args.loss_weighting == "dpace":
+            blocks = predicts[..., 1:].flatten(0, 1)
+            weights = dpace_row_weights(blocks, self.args.dpace_alpha)
+            chunks = block_chunks(blocks.sum(dim=1), chunk)
+        else:
+            weights = fixed_weights((predicts * self.slot_weights(gamma).to(rows.device))[predicts])
+            chunks = row_chunks(len(rows), chunk)
+        row_loss = self._row_loss(batch, states)
+        return chunked_loss(rows, self.head, row_loss, weights, total.to(rows.device), chunks)
+
+    def head(self, rows: Tensor) -> Tensor:
+        """Logits (R, V) of the target's own head."""
+        return draft_logits(self.target, rows, self.config)
+
+    def _row_loss(self, batch: Batch, states: TargetStates) -> RowLoss:
+        predicts = batch["predicts"]
+        if states.last_hidden_states is None:
+            return cross_entropy(batch["labels"][predicts])
+        # The target's law of the token at anchor + k stands at anchor + k - 1.
+        row, slot, k = predicts.nonzero(as_tuple=True)
+        teacher = states.last_hidden_states[row, batch["anchors"][row, slot] + k - 1]
+        kind = forward_kl if self.args.loss_type == "forward_kl" else total_variation
+        return kind(lambda rows: self.head(teacher[rows]))
+
+    def hidden_states(self, model: Any, batch: Batch, taps: Tensor) -> Tensor:
+        """Run the drafter on all blocks of a batch; returns (N, A * B, H).
+
+        Args:
+            model: The drafter, wrapped or not.
+            batch: From `DFlashCollator`.
+            taps: (N, S, T * Ht), raw.
+        """
+        config, anchors = self.config, batch["anchors"]
+        size = config.block_size
+        noise_ids = block_noise_ids(batch["input_ids"], anchors, size, config.mask_token_id)
+        positions = block_positions(batch["position_ids"], anchors, size)
+        with torch.no_grad():
+            noise = noise_embeddings(self.target, noise_ids, config.input_embedding_scale)
+        dtype = next(model.parameters()).dtype
+        return model(
+            noise_embeds=noise.to(anchors.device, dtype),
+            context_hidden_states=taps.to(anchors.device, dtype),
+            position_ids=torch.cat([batch["position_ids"], positions], dim=1),
+            attention_mask=BlockMaskRule(anchors, batch["document_ids"], size),
+        ).last_hidden_state
+
+    def target_states(self, batch: Batch) -> TargetStates:
+        """Raw taps of every token, run or read from the cache; and what distillation needs.
+
+        Raises:
+            NotImplementedError: Distillation from cached taps, which lack the last hidden states.
+        """
+        keeps_last = self.args.loss_type != "cross_entropy"
+        if "taps" not in batch:
+            return run_target(
+                self.target,
+                self.config.target_layer_ids,
+                batch["input_ids"],
+                batch["document_ids"],
+                keeps_last=keeps_last,
+            )
+        if keeps_last:
+            raise NotImplementedError(
+                f'`loss_type`="{self.args.loss_type}" needs the target\'s last hidden states, '
+                'which cached taps lack. Train on plain rows, or with "cross_entropy".'
+            )
+        return TargetStates(batch["taps"], None)
