@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from hf_dflash.callbacks import DecodingCallback, prompts_of
+from hf_dflash.trainer import DFlashTrainer
+from hf_dflash.training_arguments import DFlashTrainingArguments
+from pairs import ScriptedDrafter
+from training_pairs import generated_rows, row_of, training_drafter, training_target
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return training_target()
+
+
+def trainer_of(target: Any, rows: Any, folder: Path, drafter: Any, **options: Any) -> DFlashTrainer:
+    args = DFlashTrainingArguments(
+        output_dir=str(folder),
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        n_anchors=4,
+        save_strategy="no",
+        **options,
+    )
+    return DFlashTrainer(drafter, target, args, rows, rows)
+
+
+def test_real_decoding_is_measured_and_logged(target: Any, tmp_path: Path) -> None:
+    rows = generated_rows(target, 1, n_prompt=4, n_new=25)
+    drafter = ScriptedDrafter(target, rows[0]["input_ids"], lambda _: 2, block_size=4)
+    trainer = trainer_of(target, rows, tmp_path, drafter)
+    logged: list[dict[str, float]] = []
+
+    class Recording(TrainerCallback):
+        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+            logged.append(logs)
+
+    trainer.add_callback(Recording())
+    callback = DecodingCallback(trainer, prompts_of(rows, 3), max_new_tokens=25)
+    trainer.add_callback(callback)
+    drafter.train()
+    metrics = trainer.evaluate()
+    # 24 tokens behind the first, three a cycle: two drafts and the bonus.
+    assert metrics["eval_decoding_acceptance_length"] == pytest.approx(3.0, abs=0.15)
+    assert 0.6 < metrics["eval_decoding_accepted"] < 0.75
+    assert metrics["eval_decoding_speedup"] > 0
+    assert metrics["eval_decoding_mismatches"] == 0
+    assert any("eval_decoding_acceptance_length" in logs for logs in logged)
+
+
+def test_the_best_checkpoint_can_be_chosen_by_decoding(target: Any, tmp_path: Path) -> None:
+    rows = generated_rows(target, 4, n_new=12)
+    trainer = trainer_of(
+        target,
+        rows,
+        tmp_path,
+        training_drafter(target),
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    trainer.args.metric_for_best_model = "decoding_acceptance_length"
+    trainer.args.greater_is_better = True
+    callback = DecodingCallback(trainer, prompts_of(rows, 2), max_new_tokens=8)
+    trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.state.best_metric is not None
+    assert trainer.state.best_metric >= 1.0
+
+
+def test_slices_are_decoded_once(target: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    rows = generated_rows(target, 2, n_new=12)
+    trainer = trainer_of(target, rows, tmp_path, training_drafter(target))
+    callback = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=4)
+    trainer.add_callback(callback)
+    calls = []
+    monkeypatch.setattr(callback, "measure", lambda: calls.append(1) or {"eval_decoding_x": 1.0})
+    metrics = trainer.evaluate({"a": rows[:1], "b": rows[1:]})
+    assert len(calls) == 1
+    assert metrics["eval_decoding_x"] == 1.0
+
+
+def test_prompts_end_before_the_first_answer() -> None:
+    rows = [row_of([5, 6, 7, 8], 2), row_of([5, 6], 2), row_of([5, 6], 0), row_of([9, 6], 1)]
+    assert prompts_of(rows, 5) == [[5, 6], [9]]
+
+
+def test_no_prompts_are_refused(target: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(target, [row_of([1, 2, 3, 4], 1)], tmp_path, training_drafter(target))
+    with pytest.raises(ValueError, match="`prompts` must hold at least one prompt, got none"):
+        DecodingCallback(trainer, [])
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(NotImplementedError, match="cannot decode with a sharded drafter"):
+        DecodingCallback(trainer, [[1]])
+    with pytest.raises(NotImplementedError, match="`ema_decay` is not supported with FSDP"):
+        trainer._start_average(0.9)
+
+
+def test_sampled_drafts_are_measured_too(target: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows = generated_rows(target, 1, n_new=12)
+    trainer = trainer_of(target, rows, tmp_path, training_drafter(target))
+    callback = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=6, do_sample=True)
+    trainer.model.train()
+    assert callback.measure()["eval_decoding_acceptance_length"] >= 1.0
+    assert trainer.model.training  # as it was

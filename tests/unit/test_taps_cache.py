@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_dflash import taps_cache
+from hf_dflash.taps_cache import CachedTaps, plan_cache, write_taps
+from hf_dflash.trainer import DFlashTrainer
+from hf_dflash.training_arguments import DFlashTrainingArguments
+from training_pairs import batch_of, generated_rows, step_of, training_drafter, training_target
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return training_target()
+
+
+@pytest.fixture(scope="module")
+def rows(target: Any) -> list[Any]:
+    whole = generated_rows(target, 7, n_new=16)
+    return [{name: column[: 20 - i] for name, column in row.items()} for i, row in enumerate(whole)]
+
+
+@pytest.fixture(scope="module")
+def config(target: Any) -> Any:
+    return training_drafter(target).config
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("taps-*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "relative"),
+    [("float32", 1e-5), ("bfloat16", 0.005), ("float16", 0.001), ("float8", 0.07)],
+)
+def test_what_is_read_is_what_the_target_says(
+    target: Any, rows: Any, config: Any, tmp_path: Path, dtype: str, relative: float
+) -> None:
+    layout = write_taps(
+        target, config, rows, tmp_path, dtype=dtype, shard_bytes=8000, tokens_at_once=45
+    )
+    cached = CachedTaps(rows, tmp_path, config)
+    assert len(shards(tmp_path)) > 1
+    assert len(cached) == len(rows)
+    step = step_of(target, training_drafter(target))
+    for i, row in enumerate(rows):
+        exact = step.target_states(batch_of([row])).taps[0]
+        got = cached[i]["taps"].float()
+        assert got.shape == exact.shape
+        assert float((got - exact).abs().max()) <= relative * float(exact.abs().max())
+    stored = sum(
+        t.numel() * t.element_size() for p in shards(tmp_path) for t in load_file(p).values()
+    )
+    assert stored == layout.n_bytes == plan_cache(config, rows, dtype).n_bytes
+
+
+def train(target: Any, rows: Any, folder: Path, **options: Any) -> Any:
+    args = DFlashTrainingArguments(
+        output_dir=str(folder),
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        n_anchors=6,
+        max_steps=5,
+        per_device_train_batch_size=3,
+        save_strategy="no",
+        **options,
+    )
+    trainer = DFlashTrainer(training_drafter(target), target, args, rows)
+    trainer.train()
+    return trainer.model.state_dict()
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_training_from_the_cache_is_training_online(
+    target: Any, rows: Any, config: Any, tmp_path: Path, n_workers: int
+) -> None:
+    write_taps(target, config, rows, tmp_path / "taps", dtype="float32")
+    cached = CachedTaps(rows, tmp_path / "taps", config)
+    online = train(target, rows, tmp_path / "a")
+    offline = train(target, cached, tmp_path / "b", dataloader_num_workers=n_workers)
+    for name, weight in online.items():
+        torch.testing.assert_close(offline[name], weight, atol=1e-6, rtol=1e-4)
+
+
+def test_packed_rows_are_cached_document_by_document(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    packed = {
+        "input_ids": rows[0]["input_ids"] + rows[1]["input_ids"] + [0, 0],
+        "loss_mask": rows[0]["loss_mask"] + rows[1]["loss_mask"] + [0, 0],
+        "document_ids": [1] * 20 + [2] * 19 + [0] * 2,
+    }
+    write_taps(target, config, [packed], tmp_path, dtype="float32")
+    taps = CachedTaps([packed], tmp_path, config)[0]["taps"]
+    alone = step_of(target, training_drafter(target)).target_states(batch_of([rows[1]])).taps[0]
+    torch.testing.assert_close(taps[20:39], alone)
+
+
+def test_a_stopped_cache_goes_on_and_is_not_taken_for_complete(
+    target: Any, rows: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = []
+    run = taps_cache._run_rows
+
+    def stops(*args: Any) -> Any:
+        runs.append(args)
+        if len(runs) == 2:
+            raise KeyboardInterrupt
+        return run(*args)
+
+    monkeypatch.setattr(taps_cache, "_run_rows", stops)
+    options = {"dtype": "float32", "shard_bytes": 8000}
+    with pytest.raises(KeyboardInterrupt):
+        write_taps(target, config, rows, tmp_path, **options)
+    assert len(shards(tmp_path)) == 1
+    with pytest.raises(ValueError, match="`folder` must hold a complete cache, but"):
+        CachedTaps(rows, tmp_path, config)
+    layout = write_taps(target, config, rows, tmp_path, **options)
+    n_shards = layout.rows[-1].shard + 1
+    assert len(runs) == n_shards + 1  # the first shard was not made again
+    assert len(shards(tmp_path)) == n_shards
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_disk_too_small_is_said_before_anything_is_written(
+    target: Any, rows: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(free=1000)
+    monkeypatch.setattr(taps_cache.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(RuntimeError, match=r"`folder` is too small: the taps take 0.00 GiB"):
+        write_taps(target, config, rows, tmp_path)
+    assert not shards(tmp_path)
+
+
+def test_the_size_is_told_first(
+    target: Any, rows: Any, config: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="hf_dflash.taps_cache"):
+        write_taps(target, config, rows, tmp_path)
+    assert "Taps of 7 rows: 0.00 GiB" in caplog.text
+    # The papers' example: five taps of width 2560 in bfloat16 are 25.6 kB a token.
+    qwen = SimpleNamespace(target_layer_ids=[1, 9, 17, 25, 33], target_hidden_size=2560)
+    assert plan_cache(qwen, []).bytes_per_token == 25_600
+
+
+def test_caches_of_something_else_are_refused(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    write_taps(target, config, rows, tmp_path)
+    other = training_drafter(target, target_layer_ids=[1, 2]).config
+    with pytest.raises(ValueError, match=r"must hold the drafter's `target_layer_ids`.*\[1, 2\]"):
+        CachedTaps(rows, tmp_path, other)
+    with pytest.raises(ValueError, match="must hold the drafter's `target_layer_ids`"):
+        CachedTaps(rows[:3], tmp_path, config)
+    changed = [{**rows[0], "input_ids": [9, *rows[0]["input_ids"][1:]]}, *rows[1:]]
+    with pytest.raises(ValueError, match="Row 0 has other `input_ids` than when its taps were"):
+        CachedTaps(changed, tmp_path, config)[0]
+    with pytest.raises(ValueError, match="holds taps of other rows or layers"):
+        write_taps(target, other, rows, tmp_path)
+    with pytest.raises(ValueError, match=r"`dtype` must be one of .*got 'int4'"):
+        write_taps(target, config, rows, tmp_path, dtype="int4")
+
+
+def test_a_cache_travels_to_worker_processes(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    write_taps(target, config, rows, tmp_path)
+    cached = CachedTaps(rows, tmp_path, config)
+    first = cached[0]["taps"]
+    assert torch.equal(pickle.loads(pickle.dumps(cached))[0]["taps"], first)
+    assert json.loads((tmp_path / "taps.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_distillation_from_cached_taps_is_refused(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    write_taps(target, config, rows, tmp_path / "taps")
+    cached = CachedTaps(rows, tmp_path / "taps", config)
+    with pytest.raises(NotImplementedError, match=r"last hidden states, which cached taps lack"):
+        train(target, cached, tmp_path / "a", loss_type="forward_kl")

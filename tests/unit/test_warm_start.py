@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+
+from hf_dflash import DFlashDraftModel
+from hf_dflash.trainer import DFlashTrainer
+from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.warm_start import init_from_target, merge_adapter
+from pairs import random_drafter
+from training_pairs import BLOCK, generated_rows, training_drafter, training_target
+
+# peft 0.21 asks by a name that transformers 5.24 has deprecated.
+PEFT_WARNING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
+pytestmark = pytest.mark.filterwarnings(PEFT_WARNING)
+
+
+@pytest.fixture(scope="module")
+def target() -> Any:
+    return training_target()
+
+
+def train(model: Any, target: Any, folder: Path, **options: Any) -> DFlashTrainer:
+    args = DFlashTrainingArguments(
+        output_dir=str(folder),
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        n_anchors=6,
+        max_steps=options.pop("max_steps", 3),
+        learning_rate=1e-2,
+        save_strategy="steps",
+        save_steps=2,
+        **options,
+    )
+    trainer = DFlashTrainer(model, target, args, generated_rows(target, 6, n_new=12))
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("architecture", ["dflash", "dflare"])
+def test_layers_are_copied_where_they_fit(target: Any, architecture: str) -> None:
+    drafter = random_drafter(target, BLOCK, architecture=architecture)
+    before = {name: p.clone() for name, p in drafter.named_parameters()}
+    copied = init_from_target(drafter, target)
+    layers = target.model.layers
+    for i, source in ((0, layers[1]), (1, layers[3])):
+        ours = drafter.layers[i]
+        assert torch.equal(ours.self_attn.q_proj.weight, source.self_attn.q_proj.weight)
+        assert torch.equal(ours.mlp.down_proj.weight, source.mlp.down_proj.weight)
+        assert torch.equal(ours.input_layernorm.weight, source.input_layernorm.weight)
+        if architecture == "dflare":
+            assert torch.equal(ours.self_attn.k_proj_target.weight, source.self_attn.k_proj.weight)
+    assert torch.equal(drafter.norm.weight, target.model.norm.weight)
+    for name, parameter in drafter.named_parameters():
+        if name not in copied:
+            assert torch.equal(parameter, before[name])
+    assert ("fc.weight" in before) == (architecture == "dflash")
+    assert {"hidden_norm.weight", "fc.weight"}.isdisjoint(copied)
+
+
+def test_what_has_another_shape_stays(target: Any) -> None:
+    drafter = random_drafter(target, BLOCK, intermediate_size=40)
+    copied = init_from_target(drafter, target, [0, 3])
+    assert not any("mlp" in name for name in copied)
+    assert "layers.0.self_attn.q_proj.weight" in copied
+
+
+def test_a_target_that_fits_nowhere_is_refused(target: Any) -> None:
+    drafter = random_drafter(target, BLOCK)
+    with pytest.raises(ValueError, match=r"`layer_ids` must name a layer .* 2 draft layers, got"):
+        init_from_target(drafter, target, [0, 4])
+    with pytest.raises(ValueError, match=r"`layer_ids` must name a layer .* got \[1\]"):
+        init_from_target(drafter, target, [1])
+    for layer in drafter.layers:
+        for parameter in layer.parameters():
+            parameter.data = parameter.data.new_zeros(1, 1, 1)
+    with pytest.raises(ValueError, match="No weight of `Qwen3ForCausalLM`'s layers fits"):
+        init_from_target(drafter, target)
+
+
+def test_a_saved_drafter_is_trained_further(target: Any, tmp_path: Path) -> None:
+    training_drafter(target).to(torch.bfloat16).save_pretrained(tmp_path / "old")
+    drafter = DFlashDraftModel.from_pretrained(tmp_path / "old", dtype=torch.float32)
+    before = drafter.norm.weight.detach().clone()
+    trainer = train(drafter, target, tmp_path / "new")
+    assert trainer.model is drafter
+    assert not torch.equal(drafter.norm.weight, before)
+
+
+def lora(drafter: Any) -> Any:
+    return get_peft_model(drafter, LoraConfig(r=4, target_modules=["q_proj", "v_proj", "fc"]))
+
+
+def test_an_adapter_is_trained_resumed_saved_and_merged(target: Any, tmp_path: Path) -> None:
+    base = training_drafter(target)
+    base.save_pretrained(tmp_path / "base")
+    before = {name: p.clone() for name, p in base.state_dict().items()}
+    trainer = train(lora(base), target, tmp_path / "run")
+    names = {name for name, p in trainer.model.named_parameters() if p.requires_grad}
+    assert names
+    assert all("lora_" in name for name in names)
+    trainer.save_model(str(tmp_path / "adapter"))
+    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len(saved) == len(names)
+
+    fresh = DFlashDraftModel.from_pretrained(tmp_path / "base")
+    again = DFlashTrainer(lora(fresh), target, trainer.args, generated_rows(target, 6, n_new=12))
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    for name, parameter in again.model.named_parameters():
+        assert torch.equal(parameter, dict(trainer.model.named_parameters())[name]), name
+
+    merged = merge_adapter(trainer.model)
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = DFlashDraftModel.from_pretrained(tmp_path / "merged")
+    changed = [n for n, p in loaded.state_dict().items() if not torch.equal(p, before[n])]
+    assert {name.split(".")[-2] for name in changed} == {"q_proj", "v_proj", "fc"}
+    prompt = torch.tensor([[5, 6, 7]])
+    plain = target.generate(prompt, max_new_tokens=12, do_sample=False)
+    drafted = target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=loaded)
+    assert torch.equal(plain, drafted)
+    assert hasattr(trainer.model, "peft_config")  # still as it was
+
+
+def test_an_adapter_on_a_drafter_in_half_precision(target: Any, tmp_path: Path) -> None:
+    base = training_drafter(target).to(torch.bfloat16)
+    trainer = train(lora(base), target, tmp_path, ema_decay=0.5)
+    assert base.dtype == torch.bfloat16
+    assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
+
+
+def test_nothing_to_merge_is_said(target: Any) -> None:
+    with pytest.raises(TypeError, match="must be a drafter with an adapter of PEFT, got DFlashDra"):
+        merge_adapter(training_drafter(target))
