@@ -24,14 +24,22 @@ from transformers.trainer_utils import (
 )
 
 from .checkpointing import PART_FOLDER, check_settings, publish, run_settings, write_settings
-from .collator import DFlashCollator, EpochRows
+from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
 from .exporting import export_drafter, write_card
 from .losses import dpace_weights, progressive_gamma
 from .metrics import acceptance_metrics
 from .planner import MemoryPlan, available_bytes, plan_memory
 from .training_arguments import DFlashTrainingArguments
-from .training_checks import base_drafter, check_device, check_training, longest_row, numbered
+from .training_checks import (
+    base_drafter,
+    check_device,
+    check_training,
+    collator_for,
+    is_compiled,
+    longest_row,
+    numbered,
+)
 from .training_step import TrainingStep
 
 logger = logging.getLogger(__name__)
@@ -74,7 +82,7 @@ class DFlashTrainer(Trainer):
             logger.warning("Training on one of %d GPUs; `accelerate launch` uses all.", args.n_gpu)
             args._n_gpu = 1
         config = base_drafter(model).config
-        collator = kwargs.setdefault("data_collator", _collator(config, args))
+        collator = kwargs.setdefault("data_collator", collator_for(config, args))
         kwargs.setdefault("compute_metrics", self._evaluation_metrics)
         super().__init__(
             model=model,
@@ -90,6 +98,7 @@ class DFlashTrainer(Trainer):
         self.target = self._placed(target).eval().requires_grad_(False)
         self.step = TrainingStep(self.target, config, args)
         self.plan: MemoryPlan | None = None
+        self.n_rows_without_block = 0  # of this process and call
         self._part: Path | None = None  # where a checkpoint is being written
         self.ema: MovingAverage | None = None
         if args.ema_decay is not None:
@@ -133,6 +142,7 @@ class DFlashTrainer(Trainer):
             if batch is None:
                 break
             self._silence_repeats(batch)
+            self.n_rows_without_block += int((~batch["predicts"].flatten(1).any(dim=1)).sum())
             batches.append(batch)
         gamma = self.gamma_at(self.state.global_step)
         weights = [self.step.total_weight(batch["predicts"], gamma) for batch in batches]
@@ -177,6 +187,12 @@ class DFlashTrainer(Trainer):
         chunk = self.args.logits_chunk_size or self.planned().logits_chunk_size
         result = self.step.losses(model, inputs, total, gamma, chunk)
         return (result.loss, result) if return_outputs else result.loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log; training's logs also tell how many rows so far taught nothing, if any did."""
+        if self.n_rows_without_block and "loss" in logs:
+            logs["rows_without_block"] = float(self.n_rows_without_block)
+        super().log(logs, *args, **kwargs)
 
     def floating_point_ops(self, inputs: Mapping[str, Tensor]) -> int:
         """Of the drafter's products: 6 a parameter and block token (arXiv:2001.08361)."""
@@ -282,7 +298,7 @@ class DFlashTrainer(Trainer):
             n_tokens=longest_row(self.train_dataset),
             n_anchors=self.args.n_anchors,
             available=available_bytes(self.args.device),
-            dense_mask=not _is_compiled(self.step.config),
+            dense_mask=not is_compiled(self.step.config),
             logits_chunk_size=self.args.logits_chunk_size,
         )
 
@@ -375,19 +391,3 @@ class DFlashTrainer(Trainer):
             settings=self._settings() | {"learning_rate": self.args.learning_rate},
             metrics=metrics,
         )
-
-
-def _collator(config: Any, args: DFlashTrainingArguments) -> DFlashCollator:
-    return DFlashCollator(
-        config.block_size,
-        args.n_anchors,
-        seed=args.seed,
-        random=args.random_anchors,
-        mask_token_id=config.mask_token_id,
-        vocab_size=config.vocab_size,
-        keeps_slots=_is_compiled(config),
-    )
-
-
-def _is_compiled(config: Any) -> bool:
-    return config._attn_implementation == "flex_attention"

@@ -16,6 +16,29 @@ def base_drafter(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def is_compiled(config: Any) -> bool:
+    """Whether the drafter's attention is compiled: it wants constant shapes, and no dense mask."""
+    return config._attn_implementation == "flex_attention"
+
+
+def collator_for(config: Any, args: Any) -> DFlashCollator:
+    """The collator of a run.
+
+    Args:
+        config: The drafter's.
+        args: `DFlashTrainingArguments`.
+    """
+    return DFlashCollator(
+        config.block_size,
+        args.n_anchors,
+        seed=args.seed,
+        random=args.random_anchors,
+        mask_token_id=config.mask_token_id,
+        vocab_size=config.vocab_size,
+        keeps_slots=is_compiled(config),
+    )
+
+
 def check_training(model: Any, target: Any) -> None:
     """Refuse a pair that cannot be trained.
 
@@ -47,7 +70,7 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
     Raises:
         NotImplementedError: Flex attention or FSDP on CPUs.
     """
-    if config._attn_implementation == "flex_attention" and args.device.type == "cpu":
+    if is_compiled(config) and args.device.type == "cpu":
         raise NotImplementedError(
             '`attn_implementation`="flex_attention" cannot be trained on CPUs (torch has no '
             'backward for it there). Load the drafter with "sdpa": it computes the same.'

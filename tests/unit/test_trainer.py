@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -151,6 +152,8 @@ def test_short_answers_are_trained_on_and_rows_without_any_are_passed_over(
     losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
     assert all(math.isfinite(float(loss)) for loss in losses)
     assert 0.0 in [float(loss) for loss in losses]  # an update without a supervised token
+    silent_rows = [log["rows_without_block"] for log in trainer.state.log_history if "loss" in log]
+    assert silent_rows[-1] == 12  # three rows of four, two rows a step
     assert all(bool(t.isfinite().all()) for t in weights_of(trainer).values())
     assert not torch.equal(before["norm.weight"], weights_of(trainer)["norm.weight"])
 
@@ -207,6 +210,26 @@ def test_gamma_rises_to_its_last_value_at_the_last_step(
     options = {"loss_decay_gamma": 1.0, "loss_decay_gamma_last": 4.0, "max_steps": 4}
     trainer_of(target, rows, tmp_path, trainer=Recording, **options).train()
     assert gammas == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_anchors_are_drawn_anew_every_epoch(target: Any, rows: Any, tmp_path: Path) -> None:
+    drawn: list[Any] = []
+
+    class Recording(DFlashTrainer):
+        def get_batch_samples(self, *args: Any) -> Any:
+            batches, total = super().get_batch_samples(*args)
+            drawn.extend((int(self.state.epoch or 0), batch["anchors"]) for batch in batches)
+            return batches, total
+
+    options = {"per_device_train_batch_size": 10, "max_steps": 3}
+    trainer = trainer_of(target, rows, tmp_path, trainer=Recording, **options)
+    trainer.train()
+    assert [epoch for epoch, _ in drawn] == [0, 1, 2]
+    for epoch, anchors in drawn:  # rows come in another order, and the same ones every epoch
+        numbered = [{**row, "example_id": i, "epoch": epoch} for i, row in enumerate(rows)]
+        expected = trainer.data_collator(numbered)["anchors"]
+        assert sorted(anchors.tolist()) == sorted(expected.tolist())
+    assert sorted(drawn[0][1].tolist()) != sorted(drawn[1][1].tolist())
 
 
 # ---- resuming ----
@@ -496,6 +519,26 @@ def test_a_saved_drafter_loads_strictly_and_holds_nothing_of_the_target(
     card = (tmp_path / "README.md").read_text()
     assert "# org/name" in card
     assert "| block_size | 4 |" in card
+
+
+def test_what_is_pushed_is_what_is_exported(
+    target: Any, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(target, rows, tmp_path, export_dtype="bfloat16", max_steps=1)
+    trainer.train()
+    trainer.hub_model_id = "org/drafter"
+    uploads: list[Any] = []
+
+    def upload(*_: Any, folder_path: str, ignore_patterns: list[str], **__: Any) -> None:
+        uploads.append((folder_path, ignore_patterns))
+
+    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload)
+    if hasattr(transformers.trainer, "upload_folder"):  # before transformers 5.24
+        monkeypatch.setattr("transformers.trainer.upload_folder", upload)
+    trainer.push_to_hub()
+    assert uploads == [(str(tmp_path), ["_*", "checkpoint-*"])]
+    assert DFlashDraftModel.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
+    assert (tmp_path / "README.md").is_file()
 
 
 def test_the_card_tells_the_last_evaluation(target: Any, rows: Any, tmp_path: Path) -> None:
