@@ -13,9 +13,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .callbacks import DecodingCallback as DecodingCallback
     from .configuration_dflash import DFlashConfig as DFlashConfig
     from .drafting import DFlashCandidateGenerator as DFlashCandidateGenerator
     from .modeling_dflash import DFlashDraftModel as DFlashDraftModel
+    from .trainer import DFlashTrainer as DFlashTrainer
+    from .training_arguments import DFlashTrainingArguments as DFlashTrainingArguments
 
 __version__ = "0.1.0"
 
@@ -24,8 +27,19 @@ _HOME_OF = {
     "DFlashCandidateGenerator": "drafting",
     "DFlashConfig": "configuration_dflash",
     "DFlashDraftModel": "modeling_dflash",
+    "DFlashTrainer": "trainer",
+    "DFlashTrainingArguments": "training_arguments",
+    "DecodingCallback": "callbacks",
 }
-__all__ = ["DFlashCandidateGenerator", "DFlashConfig", "DFlashDraftModel", "__version__"]
+__all__ = [
+    "DFlashCandidateGenerator",
+    "DFlashConfig",
+    "DFlashDraftModel",
+    "DFlashTrainer",
+    "DFlashTrainingArguments",
+    "DecodingCallback",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 _MIB = 2**20
 #: A chunk of so many rows keeps any device busy; more only costs memory.
-_MOST_ROWS, _FEWEST_ROWS = 2048, 64
+_MOST_ROWS, _FEWEST_ROWS = 512, 64
 # Gradient and two Adam moments, each in float32, besides the weight itself.
 _BYTES_PER_TRAINED_PARAMETER = 16
 # Logits, their logarithms and their gradient in float32, and the head's own output.

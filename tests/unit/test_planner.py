@@ -34,16 +34,16 @@ def test_the_parts_of_the_published_recipe() -> None:
     assert memory.drafter == 16 * 1_050_000_000
     assert memory.taps == 4 * 3072 * 5 * 4096
     assert memory.mask == 8192 * (3072 + 8192)
-    assert memory.logits == 2048 * 151936 * 14
-    assert memory.logits_chunk_size == 2048
+    assert memory.logits == 512 * 151936 * 14
+    assert memory.logits_chunk_size == 512
     assert memory.fits
-    assert "logits of 2048 rows at once" in memory.summary()
+    assert "logits of 512 rows at once" in memory.summary()
 
 
 def test_less_memory_gives_smaller_chunks_down_to_a_few_rows() -> None:
     needed = plan(0).needed
-    middle = plan(needed + 2 * GIB)
-    assert 64 < middle.logits_chunk_size < 2048
+    middle = plan(needed + GIB)
+    assert 64 < middle.logits_chunk_size < 512
     assert middle.fits
     tiny = plan(0)
     assert tiny.logits_chunk_size == 64
