@@ -53,7 +53,7 @@ def test_the_python_blocks_run_one_after_the_other(tmp_path):
         "\nassert statistics.target_forwards < 64 and 0 < max(statistics.n_accepted)"
         "\nassert output.shape[1] == inputs['input_ids'].shape[1] + 64"
         "\nplain = target.generate(**inputs, max_new_tokens=64)"
-        "\nassert target.dtype.itemsize < 4 or output.equal(plain)"
+        "\nassert output.equal(plain)"
     )
     result = subprocess.run(
         [sys.executable, "-c", program],
