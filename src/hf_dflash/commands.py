@@ -115,6 +115,7 @@ def _run(
         view=view,
         time_both=time_both,
     )
-    view.summary(report)
+    # Before anything else that could fail: the figures may have taken minutes.
     if json_file is not None:
         json_file.write_text(as_json(report), encoding="utf-8")
+    view.summary(report)

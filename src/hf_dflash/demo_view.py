@@ -131,7 +131,8 @@ class TerminalView:
         for heading in ("identical", "tokens/s plain", "drafted", "speed-up", "acceptance"):
             table.add_column(heading, justify="right")
         for comparison in report.comparisons:
-            table.add_row(comparison.prompt, *_cells(measure([comparison], factor)))
+            # A prompt given as str would be read as markup, and "[/b]" in it as an error.
+            table.add_row(Text(comparison.prompt), *_cells(measure([comparison], factor)))
         table.add_section()
         table.add_row(Text("all", style="bold"), *_cells(report.overall))
         self._console.print()

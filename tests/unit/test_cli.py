@@ -113,6 +113,39 @@ def test_demo_passes_its_options_on(invoke, calls, tmp_path):
     assert len(json.loads(figures.read_text())["prompts"]) == 2
 
 
+def test_a_prompt_of_markup_is_shown_as_it_is(invoke, calls, tmp_path):
+    prompts, figures = tmp_path / "prompts.jsonl", tmp_path / "[red]figures.json"
+    prompts.write_text('{"prompt": "Close [/b] now :smile:"}\n')
+    result = invoke("demo", "--prompts", str(prompts), "--json", str(figures))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "Close [/b] now :smile:" in result.stdout
+    assert json.loads(figures.read_text())["prompts"][0]["prompt"] == calls[0][1][0]
+
+
+def test_figures_are_written_before_they_are_shown(invoke, calls, monkeypatch, tmp_path):
+    def fail(*_):
+        raise RuntimeError("no terminal")
+
+    monkeypatch.setattr(commands.TerminalView, "summary", fail)
+    figures = tmp_path / "figures.json"
+    assert_one_line_error(invoke("demo", "--json", str(figures)), "no terminal")
+    assert len(json.loads(figures.read_text())["prompts"]) == len(calls[0][1])
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--dtype", "[/b]"], "got '[/b]'"),
+        (["--prompts", "no/[/b].jsonl"], "no/[/b].jsonl"),
+        (["--max-new-tokens", "[/b]"], "'[/b]'"),
+    ],
+)
+def test_markup_in_an_option_is_shown_as_it_is(invoke, options, shown):
+    result = invoke("demo", *options)
+    assert result.exit_code == 2
+    assert shown in result.stderr
+
+
 def test_demo_has_prompts_of_its_own(invoke, calls):
     assert invoke("demo").exit_code == 0
     assert calls[0][1] == list(commands.DEMO_PROMPTS)

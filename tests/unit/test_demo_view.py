@@ -52,6 +52,24 @@ def test_accepted_drafts_are_coloured(view):
     assert "\x1b[1;32mab\x1b[0mc" in written(view)
 
 
+MARKUP = "[/b] [red]x[/red] :smile:"
+
+
+def test_nothing_of_a_run_is_read_as_markup():
+    view = TerminalView(Console(file=io.StringIO(), width=200))
+    ids = tuple(MARKUP.encode())
+    plain, drafted = Decoding(ids, 1.0, len(ids), ()), Decoding(ids[:-1], 1.0, 2, (0,))
+    shown = Comparison(MARKUP, plain, drafted, Difference(0, ord("["), ord("]"), 0.5))
+    view.notify(f"notify {MARKUP}")
+    view.start_prompt(PAIR, 0, 1, f"prompt {MARKUP}")
+    view.start_decoding(True)
+    view.tokens(ids, 1)
+    view.end_prompt(shown, measure([shown], None))
+    view.summary(Report("bfloat16", (), (shown,)))
+    assert written(view).count(MARKUP) == 4
+    assert "('[' or ']')" in written(view)
+
+
 def test_nothing_but_text_is_written_without_a_terminal():
     view = TerminalView(Console(file=io.StringIO(), width=100))
     view.start_prompt(PAIR, 0, 2, "prompt")
