@@ -38,7 +38,11 @@ _OTHER_ASSISTANTS = (
     "assistant_tokenizer",
     "assistant_early_exit",
     "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+    "assistant_lookbehind",
+    "target_lookbehind",
     "use_mtp",
+    "dola_layers",
 )
 
 
@@ -89,9 +93,21 @@ def _wrap_validation(original: Callable[..., Any]) -> Callable[..., Any]:
         else:
             if getattr(assistant, "is_dflash_drafter", False):
                 check_pair(self, assistant.config)
+                _refuse_policy(assistant, generation_config)
             original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return _validate_generation_mode
+
+
+def _refuse_policy(drafter: Any, config: GenerationConfig) -> None:
+    """Refuse what transformers' own block loop would pass over."""
+    policy = drafting_policy(drafter, config)
+    if policy != DraftingPolicy(drafter.config.block_size - 1, None, None):
+        raise ValueError(
+            "`speculation_type`='dflash' asks for transformers' own block loop, which always "
+            f"drafts a whole block at the call's temperature; the drafting policy is {policy}. "
+            "Leave `speculation_type` out, or the policy."
+        )
 
 
 def _is_ours(assistant: Any, generation_config: GenerationConfig) -> bool:
@@ -112,10 +128,10 @@ def _refuse_misloaded(assistant: Any) -> None:
     )
     if assistant is not None and not is_drafter and names_drafter:
         raise TypeError(
-            f"`assistant_model` is a {type(assistant).__name__} with random weights: the folder of "
-            "a DFlash drafter was loaded without its own class. Load it with "
-            "DFlashDraftModel.from_pretrained(...), or with AutoModel.from_pretrained(..., "
-            "trust_remote_code=True)."
+            f"`assistant_model` must be a drafter of this package, got {type(assistant).__name__} "
+            "from a DFlash drafter's folder. AutoModel alone makes a Qwen3 model with random "
+            "weights of it. Load it with DFlashDraftModel.from_pretrained(...), or with "
+            "AutoModel.from_pretrained(..., trust_remote_code=True)."
         )
 
 
@@ -135,10 +151,13 @@ def _check_call(target: Any, mode: Any, config: GenerationConfig, kwargs: dict[s
             "`speculation_type` must be left out, or 'dflash' for transformers' own block loop, "
             f"got '{speculation_type}'."
         )
+    defaults = GenerationConfig._get_default_generation_params()
     for name in _OTHER_ASSISTANTS:
-        if kwargs.get(name) is not None or getattr(config, name, None):
+        value = getattr(config, name, None)
+        if kwargs.get(name) is not None or (value and value != defaults.get(name)):
             raise ValueError(f"`{name}` has no meaning for a DFlash drafter. Leave it out.")
     drafter = kwargs["assistant_model"]
+    drafter.config.validate_drafter()
     check_pair(target, drafter.config)
     drafting_policy(drafter, config)
 

@@ -310,7 +310,6 @@ class DFlashDraftModel(PreTrainedModel):
         attention_mask: Any | None = None,
         cache: Any | None = None,
         past_key_values: Any | None = None,
-        **_: Any,
     ) -> BaseModelOutput:
         """Denoise one block. The names and shapes are those of transformers' own block drafter.
 

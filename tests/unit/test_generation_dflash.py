@@ -71,6 +71,9 @@ def assert_refused(target, drafter, error, match, input_ids=None, **call):
         ({"prompt_lookup_num_tokens": 3}, ValueError, "`prompt_lookup_num_tokens` has no meaning"),
         ({"assistant_early_exit": 2}, ValueError, "`assistant_early_exit` has no meaning"),
         ({"use_mtp": True}, ValueError, "`use_mtp` has no meaning"),
+        ({"dola_layers": "low"}, ValueError, "`dola_layers` has no meaning"),
+        ({"target_lookbehind": 5}, ValueError, "`target_lookbehind` has no meaning"),
+        ({"max_matching_ngram_size": 2}, ValueError, "`max_matching_ngram_size` has no meaning"),
         ({"assistant_ensemble_weight": 0.5}, ValueError, "`assistant_ensemble_weight` changes"),
         ({"speculation_type": "eagle"}, ValueError, "`speculation_type` must be.*got 'eagle'"),
         ({"synced_gpus": True}, NotImplementedError, "`synced_gpus`.*ZeRO-3"),
@@ -87,6 +90,24 @@ def assert_refused(target, drafter, error, match, input_ids=None, **call):
 )
 def test_calls_that_are_refused(target, drafter, call, error, match):
     assert_refused(target, drafter, error, match, **call)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("target_layer_ids", [2, 2], "`target_layer_ids` must be distinct"),
+        ("mask_token_id", None, "`mask_token_id` is missing"),
+    ],
+)
+def test_a_config_spoilt_after_loading_is_refused(target, field, value, match):
+    drafter = random_drafter(target)
+    setattr(drafter.config, field, value)
+    assert_refused(target, drafter, ValueError, match)
+
+
+def test_the_stock_loop_is_refused_where_it_would_ignore_the_policy(target, drafter):
+    refused = {"speculation_type": "dflash", "num_assistant_tokens": 3}
+    assert_refused(target, drafter, ValueError, "`speculation_type`='dflash' asks.*=3", **refused)
 
 
 def test_batch_is_refused(target, drafter):
@@ -143,7 +164,7 @@ def test_mask_token_outside_the_embedding():
     target = tiny_target()
     drafter = random_drafter(target)
     drafter.config.mask_token_id = 96
-    assert_refused(target, drafter, ValueError, "`mask_token_id` 96 is no row.*96 rows")
+    assert_refused(target, drafter, ValueError, r"`mask_token_id` must be in \[0, 95\], got 96")
 
 
 def test_drafter_of_another_width(target):
