@@ -8,16 +8,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from .demo import (
-    LoadPair,
-    Pair,
-    as_json,
-    check_dtype,
-    check_json_path,
-    check_max_new_tokens,
-    read_prompts,
-    run,
-)
+from .demo import DTYPES, LoadPair, Pair, as_json, read_prompts, run
 from .demo_view import TerminalView
 from .modeling_dflash import DFlashDraftModel
 from .smollm2 import load_target
@@ -61,6 +52,7 @@ def run_pair(
 ) -> None:
     """Decode prompts with any target and a drafter made for it."""
     _check(dtype, max_new_tokens, json_file)
+    _check_prompts(prompts)
 
     def load_pair(name: str) -> Pair:
         # The drafter first: it is small, and most mistakes are found in its config.
@@ -85,9 +77,34 @@ def demo_drafter_folder() -> Path:
 
 
 def _check(dtype: str, max_new_tokens: int, json_file: Path | None) -> None:
-    check_dtype(dtype)
-    check_max_new_tokens(max_new_tokens)
-    check_json_path(json_file)
+    _check_dtype(dtype)
+    _check_max_new_tokens(max_new_tokens)
+    _check_json_path(json_file)
+
+
+def _check_dtype(dtype: str) -> None:
+    """Refuse a dtype that the demo cannot run in."""
+    if dtype not in ("auto", *DTYPES):
+        raise ValueError(f"`dtype` must be auto, float32 or bfloat16, got {dtype!r}.")
+
+
+def _check_max_new_tokens(max_new_tokens: int) -> None:
+    """Refuse a number of tokens with which nothing is decoded."""
+    if max_new_tokens < 1:
+        raise ValueError(f"`max_new_tokens` must be at least 1, got {max_new_tokens}.")
+
+
+def _check_prompts(prompts: Sequence[str]) -> None:
+    """Refuse a prompt without a word, as in a file of prompts."""
+    for prompt in prompts:
+        if not prompt.strip():
+            raise ValueError(f"`prompt` must be a text that is not empty, got {prompt!r}.")
+
+
+def _check_json_path(path: Path | None) -> None:
+    """Refuse, before minutes of work, a path that cannot be written after them."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ValueError(f"`json` must be a file in an existing folder, got {path}.")
 
 
 def _on_device(pair: Pair) -> Pair:

@@ -155,24 +155,6 @@ class TokenStream(BaseStreamer):
         """Nothing is held back."""
 
 
-def check_dtype(dtype: str) -> None:
-    """Refuse a dtype that the demo cannot run in."""
-    if dtype not in ("auto", *DTYPES):
-        raise ValueError(f"`dtype` must be auto, float32 or bfloat16, got {dtype!r}.")
-
-
-def check_max_new_tokens(max_new_tokens: int) -> None:
-    """Refuse a number of tokens with which nothing is decoded."""
-    if max_new_tokens < 1:
-        raise ValueError(f"`max_new_tokens` must be at least 1, got {max_new_tokens}.")
-
-
-def check_json_path(path: Path | None) -> None:
-    """Refuse, before minutes of work, a path that cannot be written after them."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ValueError(f"`json` must be a file in an existing folder, got {path}.")
-
-
 def read_prompts(path: Path) -> list[str]:
     """Read a JSON Lines file of objects with ``prompt``; other keys are left alone.
 
@@ -291,7 +273,11 @@ def compare(pair: Pair, prompt: str, max_new_tokens: int, view: View) -> Compari
 
 
 def encode(pair: Pair, prompt: str) -> Tensor:
-    """The prompt as one user turn, if the target is a chat model; ids (1, S)."""
+    """The prompt as one user turn, if the target is a chat model; ids (1, S).
+
+    Raises:
+        ValueError: The tokenizer makes no token of it.
+    """
     if getattr(pair.tokenizer, "chat_template", None):
         encoded = pair.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}],
@@ -302,6 +288,13 @@ def encode(pair: Pair, prompt: str) -> Tensor:
     else:
         encoded = pair.tokenizer(prompt, return_tensors="pt")
     ids: Tensor = encoded["input_ids"]
+    if ids.numel() == 0:
+        name = getattr(pair.tokenizer, "name_or_path", "")
+        raise ValueError(
+            f"The tokenizer {type(pair.tokenizer).__name__} of {name or 'the target'} must make at "
+            f"least one token of a prompt, got none for {prompt[:60]!r}. Check the tokenizer's "
+            "files in that folder or repository."
+        )
     return ids.to(pair.target.device)
 
 

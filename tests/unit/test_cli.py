@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -69,11 +70,19 @@ def test_help_loads_neither_torch_nor_transformers():
         (["--dtype", "int8"], "`dtype` must be auto, float32 or bfloat16, got 'int8'"),
         (["--max-new-tokens", "-3"], "`max_new_tokens` must be at least 1, got -3"),
         (["--json", "/no/such/folder/f.json"], "`json` must be a file in an existing folder"),
+        (["--json", str(Path(__file__).parent)], "`json` must be a file in an existing folder"),
     ],
 )
 def test_bad_options(invoke, command, options, pattern):
     prompt = ["--prompt", "p"] if command[0] == "generate" else []
     assert_one_line_error(invoke(*command, *prompt, *options), pattern)
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt(invoke, calls, prompt):
+    result = invoke("generate", *PAIR, "--prompt", "fine", "--prompt", prompt)
+    assert_one_line_error(result, "`prompt` must be a text that is not empty, got '")
+    assert not calls
 
 
 def test_a_prompt_file_that_is_missing(invoke, tmp_path):
@@ -137,7 +146,6 @@ def test_figures_are_written_before_they_are_shown(invoke, calls, monkeypatch, t
     [
         (["--dtype", "[/b]"], "got '[/b]'"),
         (["--prompts", "no/[/b].jsonl"], "no/[/b].jsonl"),
-        (["--max-new-tokens", "[/b]"], "'[/b]'"),
     ],
 )
 def test_markup_in_an_option_is_shown_as_it_is(invoke, options, shown):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 
 import pytest
 import torch
@@ -250,15 +250,15 @@ def test_bad_prompt_files_are_refused_with_the_line(tmp_path, content, message):
         demo.read_prompts(path)
 
 
-def test_bad_options_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="`dtype` must be auto, float32 or bfloat16, got 'int8'"):
-        demo.check_dtype("int8")
-    with pytest.raises(ValueError, match="`max_new_tokens` must be at least 1, got 0"):
-        demo.check_max_new_tokens(0)
-    for path in (tmp_path, tmp_path / "missing" / "file.json"):
-        with pytest.raises(ValueError, match="`json` must be a file in an existing folder"):
-            demo.check_json_path(path)
-    demo.check_dtype("auto")
-    demo.check_max_new_tokens(1)
-    demo.check_json_path(tmp_path / "new.json")
-    demo.check_json_path(None)
+def test_a_prompt_of_no_tokens_is_refused_with_the_tokenizer(pair):
+    class Mute(LetterTokenizer):
+        name_or_path = "some/folder"
+
+        def __call__(self, _text, return_tensors):
+            return super().__call__("", return_tensors)
+
+    message = r"^The tokenizer Mute of some/folder must .* got none for 'HELLO'\. Check [^\n]*$"
+    with pytest.raises(ValueError, match=message):
+        demo.encode(replace(pair, tokenizer=Mute()), "HELLO")
+    with pytest.raises(ValueError, match="The tokenizer LetterTokenizer of the target must make"):
+        demo.encode(pair, "")
