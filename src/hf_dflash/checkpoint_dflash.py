@@ -7,6 +7,7 @@ serving engines drop unknown tensors silently, and what is left drafts badly and
 
 import json
 import math
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -70,6 +71,7 @@ def strict_loading_options(source: Any, options: Mapping[str, Any]) -> dict[str,
     Raises:
         ValueError: If the format is not one this package reads, the weights are pickled,
             truncated or absent, or an option would load less than everything.
+        FileNotFoundError: If `source` is the path of a folder that does not exist.
     """
     for name, wanted in (("ignore_mismatched_sizes", False), ("use_safetensors", True)):
         if options.get(name) not in (None, wanted):
@@ -99,6 +101,33 @@ def strict_loading_options(source: Any, options: Mapping[str, Any]) -> dict[str,
     elif kind == "dflare":
         complete["architecture"] = "dflare"  # the tensors know better than the class name
     return complete
+
+
+def check_folder_exists(source: Any, argument: str, options: Mapping[str, Any]) -> None:
+    """Refuse a mistyped folder, of which transformers says that it is no good repository name.
+
+    "a/b" may be in the Hub though there is a folder "a": that is refused if the Hub has none.
+
+    Args:
+        source: Folder or repository.
+        argument: Name of the argument, for the message.
+        options: Arguments of `from_pretrained`.
+
+    Raises:
+        FileNotFoundError: If `source` looks like a path, and no folder is there.
+    """
+    text = os.fspath(source)
+    path = Path(text)
+    if path.is_dir():
+        return
+    needed = f"`{argument}` must be a folder or a Hub repository, but there is no folder {text}"
+    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") > 1:
+        raise FileNotFoundError(f"{needed}. Check the path, and write `~` in full.")
+    if "/" in text and path.parent.is_dir():
+        try:
+            cached_file(source, "config.json", **_hub_options(options))
+        except OSError as error:
+            raise FileNotFoundError(f"{needed}, nor a repository: {error}") from error
 
 
 def check_loading_info(info: Mapping[str, Any], source: Any) -> None:
@@ -287,6 +316,7 @@ def _check_source(source: Any, options: Mapping[str, Any]) -> None:
                 "save_pretrained, which writes both."
             )
     else:
+        check_folder_exists(source, "pretrained_model_name_or_path", options)
         # transformers' own errors: not reachable, no such repository, gated.
         cached_file(source, "config.json", **_hub_options(options))
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from .checkpoint_dflash import check_folder_exists
 from .demo import DTYPES, LoadPair, Pair, as_json, read_prompts, run
 from .demo_view import TerminalView
 from .modeling_dflash import DFlashDraftModel
@@ -53,6 +54,8 @@ def run_pair(
     """Decode prompts with any target and a drafter made for it."""
     _check(dtype, max_new_tokens, json_file)
     _check_prompts(prompts)
+    check_folder_exists(target, "target", {})
+    check_folder_exists(drafter, "drafter", {})
 
     def load_pair(name: str) -> Pair:
         # The drafter first: it is small, and most mistakes are found in its config.

@@ -85,6 +85,15 @@ def test_an_empty_prompt(invoke, calls, prompt):
     assert not calls
 
 
+@pytest.mark.parametrize("argument", ["target", "drafter"])
+def test_a_mistyped_folder(invoke, calls, argument):
+    pair = {"target": "t", "drafter": "d", argument: "/no/where"}
+    options = [word for name, value in pair.items() for word in (f"--{name}", value)]
+    result = invoke("generate", *options, "--prompt", "p")
+    assert_one_line_error(result, f"`{argument}` must be .*there is no folder /no/where")
+    assert not calls
+
+
 def test_a_prompt_file_that_is_missing(invoke, tmp_path):
     result = invoke("demo", "--prompts", str(tmp_path / "none.jsonl"))
     assert_one_line_error(result, "No such file or directory.*none.jsonl")

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from hf_dflash import DFlashConfig, DFlashDraftModel
+from hf_dflash import DFlashConfig, DFlashDraftModel, checkpoint_dflash
 from pairs import random_drafter, tiny_target
 
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
@@ -391,6 +391,30 @@ def test_a_folder_without_config_is_refused(folder):
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=r"has no config.json. Save drafters with"):
         DFlashDraftModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("source", ["/no/where", "./no", "../no", "~/no", "a/b/c", Path("/no")])
+def test_a_folder_that_does_not_exist_is_refused(source):
+    message = f"`pretrained_model_name_or_path` must .* there is no folder {source}. Check the path"
+    with pytest.raises(FileNotFoundError, match=message):
+        DFlashDraftModel.from_pretrained(source)
+
+
+def test_a_folder_that_does_not_exist_beside_others_is_refused(folder, monkeypatch):
+    monkeypatch.chdir(folder.parents[1])
+    source = f"{folder.parent.name}/draftr"
+    with pytest.raises(FileNotFoundError, match=f"no folder {source}, nor a repository: .+"):
+        DFlashDraftModel.from_pretrained(source, local_files_only=True)
+    good = f"{folder.parent.name}/{folder.name}"
+    assert DFlashDraftModel.from_pretrained(good, local_files_only=True) is not None
+
+
+def test_a_repository_is_looked_for_though_a_folder_has_its_owners_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("owner").mkdir()
+    monkeypatch.setattr(checkpoint_dflash, "cached_file", lambda *_, **__: "config.json")
+    checkpoint_dflash.check_folder_exists("owner/name", "drafter", {})
+    checkpoint_dflash.check_folder_exists("name", "drafter", {})
 
 
 def test_an_empty_folder_is_refused(tmp_path):
