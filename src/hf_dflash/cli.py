@@ -15,18 +15,25 @@ app = typer.Typer(
     help="Speculative decoding with DFlash drafters: the tokens of `generate()`, sooner.",
 )
 
-Dtype = Annotated[
+_DTYPES = "auto|float32|bfloat16"
+_AUTO = "auto times both briefly, then uses the one where drafted decoding is fastest."
+DemoDtype = Annotated[str, typer.Option(metavar=_DTYPES, help=_AUTO)]
+PairDtype = Annotated[
     str,
     typer.Option(
-        metavar="auto|float32|bfloat16",
-        help="auto times both briefly, then uses the one where drafted decoding is fastest.",
+        metavar=_DTYPES,
+        help=f"{_AUTO} Any other loads the pair once, in that dtype, so the speed-up over the "
+        "fastest plain decoding stays unknown.",
     ),
 ]
 MaxNewTokens = Annotated[
     int, typer.Option(metavar="N", help="Most tokens to decode for a prompt, at least 1.")
 ]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write the figures here, too.")
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Write the figures here, too; null for one not known."
+    ),
 ]
 
 
@@ -37,7 +44,7 @@ def _group() -> None:
 
 @app.command()
 def demo(
-    dtype: Dtype = "auto",
+    dtype: DemoDtype = "auto",
     prompts: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +72,7 @@ def generate(
     target: Annotated[str, typer.Option(help="Folder or Hub repository of the target model.")],
     drafter: Annotated[str, typer.Option(help="Folder or Hub repository of its drafter.")],
     prompt: Annotated[list[str], typer.Option(help="What to decode; may be given several times.")],
-    dtype: Dtype = "auto",
+    dtype: PairDtype = "auto",
     max_new_tokens: MaxNewTokens = 256,
     json: JsonFile = None,
 ) -> None:

@@ -373,7 +373,11 @@ def _tokens_per_s(decodings: Sequence[Decoding]) -> float:
 
 
 def as_json(report: Report) -> str:
-    """The report as JSON: ``dtype``, ``timings``, ``prompts`` and ``overall``."""
+    """The report as JSON: ``dtype``, ``timings``, ``prompts`` and ``overall``.
+
+    ``speedup_vs_best_plain`` is null and ``timings`` empty unless both dtypes were timed;
+    ``acceptance_length`` is null if no cycle was run.
+    """
     factor = best_plain_factor(report.timings, report.dtype)
     prompts = [
         {

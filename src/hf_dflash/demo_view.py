@@ -60,8 +60,10 @@ class TerminalView:
 
     def timed(self, timings: Sequence[Timing], chosen: str) -> None:
         """Show the brief timing of each dtype."""
+        fastest = max(timings, key=lambda timing: timing.tokens_per_s_drafted)
+        why = "  <- used" + (": drafted decoding is fastest" if fastest.dtype == chosen else "")
         for timing in timings:
-            note = "  <- used: drafted decoding is fastest" if timing.dtype == chosen else ""
+            note = why if timing.dtype == chosen else ""
             self._console.print(
                 Text.assemble(
                     (f"  {timing.dtype:<9}", "bold" if note else ""),
@@ -137,11 +139,12 @@ class TerminalView:
         table.add_row(Text("all", style="bold"), *_cells(report.overall))
         self._console.print()
         self._console.print(table)
-        if report.overall.speedup_vs_best_plain is not None:
-            self._console.print(
-                f"Against the fastest plain decoding of both dtypes: "
-                f"{report.overall.speedup_vs_best_plain:.2f}x"
-            )
+        best = report.overall.speedup_vs_best_plain
+        known = f"not known, only {report.dtype} was run; --dtype auto times both"
+        self._console.print(
+            "Against the fastest plain decoding of both dtypes: "
+            + (known if best is None else f"{best:.2f}x")
+        )
 
 
 def _identity(identical: bool) -> Text:

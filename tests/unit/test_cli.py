@@ -54,6 +54,12 @@ def test_help_names_every_option(invoke, command, options):
     assert all(option in result.stdout for option in options)
 
 
+def test_help_says_what_one_dtype_leaves_unknown(invoke):
+    shown = " ".join(re.sub(r"[^\w\s,.-]", " ", invoke("generate", "--help").stdout).split())
+    assert "so the speed-up over the fastest plain decoding stays unknown" in shown
+    assert "stays unknown" not in invoke("demo", "--help").stdout, "the demo always times both"
+
+
 def test_help_loads_neither_torch_nor_transformers():
     script = (
         "import sys; from typer.testing import CliRunner; from hf_dflash.cli import app; "

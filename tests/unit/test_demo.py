@@ -216,6 +216,8 @@ def test_json_has_the_promised_keys():
     differing = _comparison(same, Decoding((1, 3), 1.0, 2, (0,)), Difference(1, 2, 3, 0.5))
     report = demo.Report("float32", (), (_comparison(same, same), differing))
     document = json.loads(demo.as_json(report))
+    assert document["timings"] == []
+    assert document["overall"]["speedup_vs_best_plain"] is None, "one dtype: null, not left out"
     assert document["overall"] == asdict(report.overall)
     first, second = document["prompts"]
     assert [*first] == ["prompt", *JSON_KEYS, "difference"]

@@ -116,7 +116,21 @@ def test_timings_mark_the_dtype_that_is_used(view):
     view.loading("auto")
     view.timed([Timing("float32", 30.0, 20.0), Timing("bfloat16", 20.0, 28.0)], "bfloat16")
     lines = written(view).splitlines()
-    assert ["used" in line for line in lines] == [False, False, True]
+    assert ["used: drafted decoding is fastest" in line for line in lines] == [False, False, True]
+
+
+def test_a_dtype_that_was_asked_for_is_not_called_the_fastest(view):
+    view.timed([Timing("float32", 30.0, 20.0), Timing("bfloat16", 20.0, 28.0)], "float32")
+    lines = written(view).splitlines()
+    assert ["<- used" in line for line in lines] == [True, False]
+    assert "fastest" not in written(view)
+
+
+def test_the_summary_of_one_dtype_says_what_is_not_known():
+    view = TerminalView(Console(file=io.StringIO(), width=120))
+    one = Comparison("first", PLAIN, DRAFTED, None)
+    view.summary(Report("bfloat16", (), (one,)))
+    assert "of both dtypes: not known, only bfloat16 was run; --dtype auto" in written(view)
 
 
 def test_the_summary_has_a_row_for_each_prompt_and_one_for_all(view):
@@ -126,4 +140,5 @@ def test_the_summary_has_a_row_for_each_prompt_and_one_for_all(view):
     view.summary(Report("bfloat16", timings, (one, two)))
     text = written(view)
     assert all(word in text for word in ("first", "second", "all", "yes", "no", "2.00x", " - "))
-    assert "Against the fastest plain decoding of both dtypes" in text
+    assert "Against the fastest plain decoding of both dtypes: " in text
+    assert "not known" not in text
