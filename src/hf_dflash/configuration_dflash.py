@@ -12,10 +12,10 @@ from transformers.activations import ACT2FN
 
 from .formats_dflash import QWEN3_NUM_LAYERS, read_config_dict, write_config_dict
 from .geometry_dflash import (
-    DEFAULT_DRAFT_LAYERS,
     DEFAULT_TAPS,
+    choose_draft_layers,
     choose_mask_token_id,
-    default_target_layer_ids,
+    choose_target_layer_ids,
     target_fields,
 )
 from .rope_dflash import checked_rope
@@ -126,7 +126,8 @@ class DFlashConfig(Qwen3Config):
         Args:
             target_config: Config of the target; of a vision or audio model too.
             num_draft_layers: L; 5 for DFlash, 7 for DFlare (the papers' sizes).
-            num_taps: T; 5 for DFlash, 9 for DFlare, fewer if the target has fewer layers.
+            num_taps: T; 5 for DFlash, 9 for DFlare, fewer if the target has fewer layers. Only in
+                place of ``target_layer_ids``.
             block_size: B; 16 as in the papers.
             mask_token_id: Token for the slots to be drafted; chosen from ``tokenizer`` if absent.
             tokenizer: The target's tokenizer.
@@ -134,22 +135,20 @@ class DFlashConfig(Qwen3Config):
             **overrides: Any other field, such as ``target_layer_ids`` or ``layer_types``.
 
         Raises:
-            ValueError: If the target is no decoder, has too few layers for ``num_taps``, or no
-                mask token can be found.
+            ValueError: If the target is no decoder with attention heads, has too few layers for
+                ``num_taps``, or no mask token can be found; or if a number is out of range.
         """
         if architecture not in DEFAULT_TAPS:
             raise ValueError(_ARCHITECTURE_NEEDED.format(architecture))
-        fields = target_fields(target_config)
-        n_layers = fields["num_target_layers"]
-        if num_taps is None:
-            num_taps = min(DEFAULT_TAPS[architecture], max(n_layers - 1, 1))
-        if "target_layer_ids" not in overrides:
-            overrides["target_layer_ids"] = default_target_layer_ids(n_layers, num_taps)
+        fields = target_fields(target_config, overrides)
+        overrides["target_layer_ids"] = choose_target_layer_ids(
+            architecture, fields["num_target_layers"], num_taps, overrides.get("target_layer_ids")
+        )
         if mask_token_id is None:
             mask_token_id = choose_mask_token_id(fields["vocab_size"], tokenizer)
         fields |= {
             "architecture": architecture,
-            "num_hidden_layers": num_draft_layers or DEFAULT_DRAFT_LAYERS[architecture],
+            "num_hidden_layers": choose_draft_layers(architecture, num_draft_layers),
             "block_size": block_size,
             "mask_token_id": mask_token_id,
         }

@@ -24,7 +24,7 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__i
 #: here: published drafters carry it, and run it where this package is not installed.
 TRAVELS = {
     "rope_dflash": set(),
-    "geometry_dflash": set(),
+    "geometry_dflash": {"rope_dflash"},
     "formats_dflash": {"rope_dflash"},
     "configuration_dflash": {"formats_dflash", "geometry_dflash", "rope_dflash"},
     "checkpoint_dflash": {"formats_dflash"},
