@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from hf_dflash import DFlashDraftModel
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name):
-    result = subprocess.run(
-        [sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False
-    )
+def run(name, *options):
+    command = [sys.executable, EXAMPLES / name, *map(str, options)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -31,3 +33,12 @@ def test_stream():
     shown = run("stream.py")
     assert re.search("\033\\[32m[^\033]", shown), "no accepted draft was shown"
     assert "2, 4, 6, 8" in re.sub("\033\\[[0-9]*m", "", shown)
+
+
+@pytest.mark.slow
+def test_train_smollm2(tmp_path):
+    options = ["--max-steps", 2, "--eval-steps", 2, "--eval-prompts", 1]
+    shown = run("train_smollm2.py", tmp_path, "--batch-size", 1, "--anchors", 4, *options)
+    assert float(re.search(r"'eval_decoding_acceptance_length': '?([0-9.]+)", shown)[1]) >= 1
+    drafter = DFlashDraftModel.from_pretrained(tmp_path / "drafter")
+    assert (drafter.dtype, len(drafter.layers)) == (torch.bfloat16, 3)
