@@ -163,19 +163,41 @@ def check_loading_info(info: Mapping[str, Any], source: Any) -> None:
 
 
 def read_generation_config(source: Any, options: Mapping[str, Any]) -> GenerationConfig:
-    """Return the drafting policy saved with a drafter, an empty one if none was saved."""
+    """Return the drafting policy saved with a drafter, an empty one if none was saved.
+
+    Raises:
+        ValueError: If the file cannot be read as one.
+    """
     given = options.get("generation_config")
     if isinstance(given, GenerationConfig):
         return given
     path = None if source is None else _find(source, "generation_config.json", options)
     if path is None:
         return GenerationConfig()
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
+    content = _json_object(path)
     # Set afterwards: on its own, transformers takes a temperature for a forgotten `do_sample`.
     temperature = content.pop("temperature", None)
-    config = GenerationConfig(**content)
+    try:
+        config = GenerationConfig(**content)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} is no generation config: {error}. Correct it, or delete the file for the "
+            "drafter's defaults."
+        ) from error
     config.temperature = temperature
     return config
+
+
+def _json_object(path: str | Path) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:  # of the JSON or of its encoding
+        raise ValueError(
+            f"{path} is not valid JSON ({error}). Correct it, or get the file anew."
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {content!r:.80}. Get the file anew.")
+    return content
 
 
 def save_generation_config(generation_config: GenerationConfig, folder: str | Path) -> None:
@@ -274,9 +296,10 @@ def _tensor_names(source: Any, options: Mapping[str, Any]) -> list[str]:
     if path is None:
         raise ValueError(_no_weights(source, single, options))
     names: list[str] = []
-    for shard in sorted(
-        set(json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"].values())
-    ):
+    shards = _json_object(path).get("weight_map")
+    if not isinstance(shards, dict):
+        raise ValueError(f"{path} must have a `weight_map`, got {shards!r:.80}. Get it anew.")
+    for shard in sorted(set(shards.values())):
         shard_path = _find(source, shard, options)
         if shard_path is None:
             raise ValueError(
@@ -309,12 +332,14 @@ def _find(source: Any, name: str, options: Mapping[str, Any]) -> str | None:
 
 def _check_source(source: Any, options: Mapping[str, Any]) -> None:
     if Path(source).is_dir():
-        if _find(source, "config.json", options) is None:
+        path = _find(source, "config.json", options)
+        if path is None:
             raise ValueError(
                 "`pretrained_model_name_or_path` must be a folder or repository with config.json "
                 f"and model.safetensors, but {source} has no config.json. Save drafters with "
                 "save_pretrained, which writes both."
             )
+        _json_object(path)
     else:
         check_folder_exists(source, "pretrained_model_name_or_path", options)
         # transformers' own errors: not reachable, no such repository, gated.

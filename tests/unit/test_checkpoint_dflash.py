@@ -159,6 +159,24 @@ def test_a_policy_given_to_from_pretrained_wins(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", r"generation_config\.json is not valid JSON \(.*\)\. Correct it, or get"),
+        (b"", r"generation_config\.json is not valid JSON"),
+        (b"\xff\xfe\xfa", r"generation_config\.json is not valid JSON"),
+        (b"[]", r"generation_config\.json must hold a JSON object, got \[\]\. Get the file anew"),
+        (b"null", r"generation_config\.json must hold a JSON object, got None"),
+        (b'{"max_new_tokens": -1}', r"generation_config\.json is no generation config: .*delete"),
+    ],
+    ids=str,
+)
+def test_a_bad_policy_file_is_named(content, message, tmp_path):
+    (tmp_path / "generation_config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_generation_config(tmp_path, {})
+
+
+@pytest.mark.parametrize(
     ("policy", "message"),
     [
         ({"num_assistant_tokens": 8}, r"`num_assistant_tokens` must be in 1..7 .*block size 8"),
