@@ -28,7 +28,7 @@ AUTO_MAP = {
 LAYER_TYPES = ("full_attention", "sliding_attention")
 #: Fields of every config that are always written; the rest only where it is not the default.
 ALWAYS_WRITTEN = ("dtype", "architectures", "transformers_version")
-#: The drafter's own fields and their defaults. A block of 16 is what the field assumes too.
+#: The drafter's own fields and their defaults.
 DRAFTER_DEFAULTS: dict[str, Any] = {
     "architecture": "dflash",
     "block_size": 16,
@@ -57,7 +57,8 @@ class DFlashConfig(Qwen3Config):
     Beyond Qwen3's fields:
         architecture: "dflash" (taps concatenated, one projection for all layers) or "dflare" (a
             learned mix of the taps for each layer, separate K/V projections for the context).
-        block_size: B, the anchor included; B - 1 tokens are drafted a cycle.
+        block_size: B, the anchor included; B - 1 tokens are drafted a cycle. 16 if it stands in
+            neither place of a file, as z-lab's code and SGLang take it.
         mask_token_id: Token whose embedding fills the slots to be drafted.
         target_layer_ids: T 0-based layers of the target whose outputs are read, in the order in
             which they are concatenated.
