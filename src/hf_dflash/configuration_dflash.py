@@ -189,7 +189,9 @@ class DFlashConfig(Qwen3Config):
         return self.sliding_window if self.layer_types[layer_idx] == "sliding_attention" else None
 
     def validate_drafter(self) -> None:
-        """Check that a drafter can be built from this config. Its model and its loader call it.
+        """Check that a drafter can be built from this config, or is described by it.
+
+        Its model and its loader call it, and so may who uses a config that can have been changed.
 
         Raises:
             ValueError: If the mask token or the taps are missing, or any value is out of range.
@@ -211,8 +213,8 @@ class DFlashConfig(Qwen3Config):
 
     def validate(self) -> None:
         """Check everything; transformers calls this before it saves."""
+        self.validate_drafter()  # first, for its messages
         super().validate()  # type: ignore[misc]  # made by a decorator
-        self.validate_drafter()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the portable `config.json` layout as a dict."""
@@ -253,7 +255,7 @@ def _module_path(reference: str | None) -> str | None:
 
 def _check_given(config: DFlashConfig) -> None:
     """Check all values that are set, the mask token and the taps only if they are."""
-    if config.architecture not in DEFAULT_TAPS:
+    if config.architecture not in tuple(DEFAULT_TAPS):  # may be unhashable
         raise ValueError(_ARCHITECTURE_NEEDED.format(config.architecture))
     _check_layers(config.layer_types or [], config.sliding_window, config.num_hidden_layers)
     _check_sizes(config)
@@ -280,6 +282,7 @@ def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None
 
 
 def _check_layers(layer_types: list[str], window: int | None, num_layers: int) -> None:
+    _check_int("num_hidden_layers", num_layers, 1)
     if len(layer_types) != num_layers:
         raise ValueError(
             f"`layer_types` must have one entry for each of the {num_layers} draft layers, got "

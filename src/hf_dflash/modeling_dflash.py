@@ -164,7 +164,7 @@ class DFlashDraftModel(PreTrainedModel):
 
     A saved drafter has ``model_type`` "qwen3", which is what serving engines expect. So
     ``AutoModel.from_pretrained(folder)`` *without* ``trust_remote_code=True`` builds a random
-    Qwen3 model and says nothing. Use this class, or pass ``trust_remote_code=True``.
+    Qwen3 model and only warns. Use this class, or pass ``trust_remote_code=True``.
     """
 
     config_class = DFlashConfig
