@@ -48,7 +48,8 @@ REFUSED_FORMATS = {
     ),
 }
 
-#: Keys that may stand at the top level, in `dflash_config`, or in both if they agree.
+#: Keys that may stand at the top level or in `dflash_config`; the nested value wins, as in z-lab's
+#: code and SGLang.
 DRAFTER_KEYS = (
     "block_size",
     "mask_token_id",
@@ -219,12 +220,10 @@ def read_config_dict(config: Mapping[str, Any]) -> dict[str, Any]:
         _fill_native_defaults(raw, nested)
         fields["architecture"] = "dflash"
     for key in DRAFTER_KEYS:
-        value = _agreed(key, raw.pop(key, None), key, nested.pop(key, None))
-        if value is not None:
-            fields[key] = value
-    # vLLM's name for it.
-    causal = _agreed("is_causal", fields.get("is_causal"), "causal", nested.pop("causal", None))
-    fields |= {} if causal is None else {"is_causal": causal}
+        outer, inner = raw.pop(key, None), nested.pop(key, None)
+        if (outer if inner is None else inner) is not None:
+            fields[key] = outer if inner is None else inner
+    _read_causality(fields, nested)
     fields |= _read_attention(raw, nested)
     fields["rope_parameters"] = read_rope(raw)
     _refuse_reduced_vocabulary(raw)
@@ -271,15 +270,16 @@ def _fill_native_defaults(raw: dict[str, Any], nested: dict[str, Any]) -> None:
         raw["rope_theta"] = NATIVE_ROPE_THETA
 
 
-def _agreed(name: str, outer: Any, nested_name: str, inner: Any) -> Any:
-    """Return the value of what may stand in two places, `None` if it stands in neither."""
-    outer, inner = (list(value) if isinstance(value, tuple) else value for value in (outer, inner))
-    if outer is not None and inner is not None and outer != inner:
+def _read_causality(fields: dict[str, Any], nested: dict[str, Any]) -> None:
+    """Merge vLLM's `dflash_config.causal` with everybody else's `is_causal`."""
+    causal = nested.pop("causal", None)
+    if causal is None:
+        return
+    if fields.setdefault("is_causal", causal) != causal:
         raise ValueError(
-            f"`{name}` ({outer}) and `dflash_config.{nested_name}` ({inner}) must agree, since "
-            "each engine reads only one of them. Delete the wrong one."
+            f"`is_causal` ({fields['is_causal']}) and `dflash_config.causal` ({causal}) must "
+            "agree, since each engine reads only one of them. Delete the wrong one."
         )
-    return outer if inner is None else inner
 
 
 def _read_attention(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
@@ -296,6 +296,7 @@ def _read_attention(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, An
     use_window = raw.pop("use_sliding_window", None)
     use_swa = nested.pop("use_swa", None)
     swa_window = nested.pop("swa_window_size", None)
+    window = swa_window if swa_window is not None else window
     if layer_types is None:
         # Qwen3's rule for files that have no list yet.
         first_sliding = raw.get("max_window_layers", 28) if use_window else num_layers
@@ -309,8 +310,6 @@ def _read_attention(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, An
         )
     if use_swa and not is_sliding:
         layer_types, is_sliding = ["sliding_attention"] * len(layer_types), True
-    if is_sliding:
-        window = _agreed("sliding_window", window, "swa_window_size", swa_window)
     return {
         "layer_types": list(layer_types),
         "sliding_window": window if is_sliding else None,

@@ -63,10 +63,6 @@ def test_a_drafter_without_mask_token_or_taps_is_refused(key, tmp_path):
         ({"use_gemma_norm": True}, "`use_gemma_norm` = True"),
         ({**MIXED, "dflash_config": {"use_swa": False}}, "`dflash_config.use_swa` is false"),
         ({"is_causal": True, "dflash_config": {"causal": False}}, "`is_causal` .* must agree"),
-        (
-            {**MIXED, "dflash_config": {"swa_window_size": 5}},
-            r"`sliding_window` \(16\) and `dflash_config.swa_window_size` \(5\) must agree",
-        ),
         ({"model_type": "llama"}, "`model_type` of a DFlash drafter is \"qwen3\".*'llama'"),
     ],
     ids=str,
