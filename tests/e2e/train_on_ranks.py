@@ -104,7 +104,12 @@ def main() -> None:
     else:
         train_replicated(folder, int(sys.argv[2]))
     if torch.distributed.is_initialized():
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+    # All is written. Now and then a thread of torch's still runs when the interpreter shuts down,
+    # and C++ then aborts the process ("terminate called without an active exception").
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
