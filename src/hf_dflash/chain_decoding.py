@@ -147,7 +147,8 @@ class ChainDecoding:
         n_emitted = emitted.emitted_ids.shape[0]
         self.records.add_block(outputs, n_emitted, self.model_kwargs[CACHE_NAME])
         # Rows of the anchor and of the emitted drafts; the last emitted token has none yet.
-        positions = torch.arange(self._position, self._position + n_emitted)
+        stop = self._position + n_emitted
+        positions = torch.arange(self._position, stop, device=self.drafter.device)
         self.generator.add_context([tap[:, :n_emitted] for tap in taps.take()], positions[None])
         self._position += n_emitted
         self._commit(outputs, emitted, n_drafts=n_drafts)

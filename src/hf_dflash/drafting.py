@@ -106,7 +106,7 @@ class DFlashCandidateGenerator(CandidateGenerator):
         self._processors = self._draft_processors(logits_processor)
         self._masks = torch.full((1, self.policy.n_drafts), drafter.config.mask_token_id)
         self._taps: list[Tensor] = []  # of tokens committed but not yet projected
-        self._positions = torch.empty(1, 0, dtype=torch.long)
+        self._positions = torch.empty(1, 0, dtype=torch.long, device=drafter.device)
 
     def add_context(self, taps: Sequence[Tensor], position_ids: Tensor) -> None:
         """Take the taps of newly committed tokens; few are kept for the next draft forward.
@@ -153,10 +153,10 @@ class DFlashCandidateGenerator(CandidateGenerator):
     def _draft(self, anchor_id: Tensor, anchor_position: int, n_drafts: int) -> Tensor:
         """One block forward; logits (K, V) of the mask slots."""
         drafter = self.drafter
-        masks = self._masks[:, :n_drafts].to(anchor_id.device)
+        self._masks = self._masks.to(anchor_id.device)  # once: it stays there
         noise = noise_embeddings(
             self.target,
-            torch.cat([anchor_id, masks], dim=1),
+            torch.cat([anchor_id, self._masks[:, :n_drafts]], dim=1),
             drafter.config.input_embedding_scale,
         ).to(drafter.device, drafter.dtype)
         block = torch.arange(anchor_position, anchor_position + n_drafts + 1, device=noise.device)
