@@ -27,7 +27,6 @@ def argmax_rows(logits: Tensor) -> Tensor:
 
     There, torch looks at one element after another to find an index, but at many for a maximum.
     So the maximum is found first, by pieces, then its place in the one piece that holds it.
-    On 16 rows of 49152 this took 0.15 ms instead of 1.36 (fp32), 0.32 instead of 3.3 (bf16).
 
     Args:
         logits: (S, V), any float type.

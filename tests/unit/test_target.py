@@ -263,4 +263,6 @@ def test_a_window_that_forgets_its_past_keeps_its_length_only():
 
 
 def test_forgetting_is_no_matter_for_layers_that_keep_everything():
-    forget_past(SimpleNamespace(layers=[SimpleNamespace()]))
+    layer = SimpleNamespace()
+    forget_past(SimpleNamespace(layers=[layer]))
+    assert vars(layer) == {}
