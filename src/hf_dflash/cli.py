@@ -1,11 +1,11 @@
 """The ``hf-dflash`` command. Options in, one call, one line and exit code 2 for bad input."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from .cli_errors import bad_input_is_one_line
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -61,7 +61,7 @@ def demo(
     prompts suit the small drafter, the last one does not. In float32 both texts are identical; in
     bfloat16 they may part where the target's two best tokens are nearly tied, which is shown.
     """
-    with _bad_input_is_one_line():
+    with bad_input_is_one_line():
         from .commands import run_demo
 
         run_demo(dtype=dtype, prompts_file=prompts, max_new_tokens=max_new_tokens, json_file=json)
@@ -77,22 +77,12 @@ def generate(
     json: JsonFile = None,
 ) -> None:
     """Decode prompts with any target and a drafter made for it, plainly and drafted."""
-    with _bad_input_is_one_line():
+    with bad_input_is_one_line():
         from .commands import run_pair
 
         run_pair(
             target, drafter, prompt, dtype=dtype, max_new_tokens=max_new_tokens, json_file=json
         )
-
-
-@contextmanager
-def _bad_input_is_one_line() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, TypeError, OSError, NotImplementedError, RuntimeError) as error:
-        message = " ".join(str(error).split())
-        typer.echo(f"Error: {message}", err=True)
-        raise typer.Exit(2) from None
 
 
 def main() -> None:
