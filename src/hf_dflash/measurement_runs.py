@@ -1,0 +1,161 @@
+"""What ``hf-dflash bench`` records: where it ran, with what settings, and every run.
+
+Nothing here is computed from runs: see ``measurement_summary``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Method = Literal["plain", "dflash", "stock_dflash", "prompt_lookup", "assistant_model"]
+#: Shape of the drafts of a cycle.
+Mode = Literal["chain"]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """The target that was measured."""
+
+    name: str
+    revision: str | None = None  # commit of its repository on the Hub; None for a folder
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """The drafter that was measured."""
+
+    name: str
+    sha256: str  # of its weights' file
+    architecture: str  # "dflash" or "dflare"
+    block_size: int  # of its config, the anchor included
+    n_draft_layers: int
+    n_parameters: int  # its own; embedding and head are the target's
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Everything that the figures depend on, apart from the settings."""
+
+    command: str
+    commit: str | None  # of the checkout that ran, "-dirty" if it was changed; None if installed
+    date: str  # ISO 8601, when the measurement began
+    versions: dict[str, str]  # "hf_dflash", "torch", "transformers", "python"
+    device: str
+    threads: int
+    dtype: str
+    seed: int
+    target: TargetInfo
+    drafter: DrafterInfo
+    n_processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What was asked to be measured."""
+
+    max_new_tokens: int
+    temperature: float  # 0 is greedy
+    n_prompts: dict[str, int]  # by data set
+    repeats: int
+    template_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    methods: list[str] = field(default_factory=list)
+    block_sizes: list[int] = field(default_factory=list)
+    n_lookup_tokens: int | None = None  # drafts of a prompt look-up; None: not measured
+    assistant_model: str | None = None
+    stops_at_eos: bool = True  # False: every run makes `max_new_tokens` tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Wall clock of one call of ``generate``; every second of it is in exactly one field.
+
+    As in the papers, a drafter's own pass over the prompt is kept apart from the decoding.
+    """
+
+    prefill: float  # from the call to the end of the target's forward over the prompt
+    first_draft: float  # from there to the first drafts; 0 where nothing is drafted by a model
+    decode: float  # all that is left
+
+    @property
+    def total(self) -> float:
+        """The whole call."""
+        return self.prefill + self.first_draft + self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class CycleSeconds:
+    """What ``Seconds.decode`` went into; the rest of it was spent in neither model."""
+
+    draft: float  # forwards of the drafter and of the head on its hidden states
+    verify: float  # forwards of the target
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of ``generate``."""
+
+    dataset: str
+    prompt_index: int
+    language: str  # ISO 639-1
+    thinking: bool
+    turn: int  # 0 is the first
+    method: Method
+    mode: Mode
+    block_size: int | None  # None for methods that draft no block
+    repeat: int
+    n_prompt_tokens: int
+    token_ids: list[int]  # the new ones
+    seconds: Seconds
+    n_accepted: list[int] | None = None  # drafts emitted, by cycle; None where nothing is drafted
+    n_drafted: list[int] | None = None
+    # The same tokens as plain decoding of this prompt; None for plain itself, and when sampling.
+    identical: bool | None = None
+    first_difference: int | None = None  # index among the new tokens
+    # How much the target's best logit exceeds its second best there, float32.
+    top2_gap: float | None = None
+    correct: bool | None = None  # by the data set's own metric; None: it has none
+    cycle_seconds: CycleSeconds | None = None
+
+    @property
+    def variant(self) -> "Variant":
+        """The method with what distinguishes it."""
+        return Variant(self.method, self.mode, self.block_size)
+
+    @property
+    def prompt_key(self) -> tuple[str, int, int]:
+        """What was decoded: data set, prompt, turn."""
+        return self.dataset, self.prompt_index, self.turn
+
+    @property
+    def key(self) -> "tuple[str, int, int, Variant, int]":
+        """What no two runs of a measurement share."""
+        return (*self.prompt_key, self.variant, self.repeat)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens over the seconds of the whole call."""
+        return len(self.token_ids) / self.seconds.total
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """New tokens over the seconds of decoding alone: 1 / TPOT of the papers."""
+        return len(self.token_ids) / self.seconds.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One column of a comparison.
+
+    >>> Variant("dflash", "chain", 16).label
+    'dflash, block 16'
+    """
+
+    method: Method
+    mode: Mode = "chain"
+    block_size: int | None = None
+
+    @property
+    def label(self) -> str:
+        """As tables and pictures name it."""
+        block = "" if self.block_size is None else f", block {self.block_size}"
+        mode = "" if self.mode == "chain" else f", {self.mode}"
+        return f"{self.method.replace('_', ' ')}{mode}{block}"
