@@ -9,6 +9,7 @@ and ``content``); ``prompt`` with ``response`` or ``completion``; ``prompt`` alo
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -209,16 +210,28 @@ def _records_of_file(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _records_of_json_lines(path: Path) -> Iterator[tuple[str, object]]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:  # neither UTF-8 nor JSON
-                raise ValueError(f"{where}: not JSON ({error}). Mend or remove it.") from error
-            yield where, record
+    for number, line in enumerate(lines_of(path), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:  # neither UTF-8 nor JSON
+            raise ValueError(f"{where}: not JSON ({error}). Mend or remove it.") from error
+        yield where, record
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Read the lines of a file, gzipped if its name ends in ``.gz``.
+
+    Raises:
+        ValueError: If it is not gzipped, or was cut off.
+    """
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield from file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: not a whole gzip file ({error}). Fetch it again.") from error
 
 
 def _records_of_parquet(path: Path) -> Iterator[tuple[str, object]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .chats import Chat
+from .chats import Chat, lines_of
 from .loss_mask import ChatEncoder, EncodedRow
 
 if TYPE_CHECKING:
@@ -52,14 +52,8 @@ class ChatRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> dict[str, list[int] | int]:
-        row = self.rows[index]
-        return {
-            "input_ids": row.input_ids,
-            "loss_mask": row.loss_mask,
-            # The row's own number: its anchors are drawn by it.
-            "row_id": range(len(self))[index],
-        }
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return _columns(self.rows[index])
 
 
 def encode_chats(
@@ -154,11 +148,7 @@ class _Tally:
 def save_rows(data: ChatRows, path: Path) -> None:
     """Write rows as JSON lines, gzipped if ``path`` ends in ``.gz``; all of them or none."""
     # The same rows give the same file: no time of writing, no name.
-    lines = (
-        json.dumps({"input_ids": row.input_ids, "loss_mask": row.loss_mask}) + "\n"
-        for row in data.rows
-    )
-    content = "".join(lines).encode()
+    content = "".join(json.dumps(_columns(row)) + "\n" for row in data.rows).encode()
     part = path.with_name(path.name + ".part")
     part.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     part.replace(path)
@@ -170,20 +160,31 @@ def load_rows(path: Path) -> ChatRows:
     Raises:
         ValueError: If a line is not such a row.
     """
-    rows = []
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = EncodedRow(**json.loads(line))
-            except (ValueError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: not a prepared row ({error}).") from error
-            if len(row.input_ids) != len(row.loss_mask):
-                raise ValueError(
-                    f"{path}, line {number}: `loss_mask` needs a value for each of the "
-                    f"{len(row.input_ids)} `input_ids`, got {len(row.loss_mask)}."
-                )
-            rows.append(row)
-    return ChatRows(rows)
+    lines = enumerate(lines_of(path), start=1)
+    return ChatRows([_row_of(line, f"{path}, line {number}") for number, line in lines])
+
+
+def _columns(row: EncodedRow) -> dict[str, list[int]]:
+    documents = {} if row.document_ids is None else {"document_ids": row.document_ids}
+    return {"input_ids": row.input_ids, "loss_mask": row.loss_mask, **documents}
+
+
+def _row_of(line: bytes, where: str) -> EncodedRow:
+    try:
+        row = EncodedRow(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{where}: not a prepared row ({error}). Make rows of chats with `hf-dflash prepare`."
+        ) from error
+    for name, column in _columns(row).items():
+        if not isinstance(column, list) or not all(type(value) is int for value in column):
+            raise ValueError(f"{where}: `{name}` must be a list of integers, got {column!r:.60}.")
+        if len(column) != len(row.input_ids):
+            raise ValueError(
+                f"{where}: `{name}` needs a value for each of the {len(row.input_ids)} "
+                f"`input_ids`, got {len(column)}."
+            )
+    return row
 
 
 def coloured(tokenizer: "PreTrainedTokenizerBase", row: EncodedRow) -> "Text":

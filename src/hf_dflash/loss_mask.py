@@ -38,10 +38,12 @@ class EncodedRow:
     Attributes:
         input_ids: (S,) token ids.
         loss_mask: (S,) 1 where the token is the target's own, up to and with the turn's end.
+        document_ids: (S,) of a packed row, 1, 2, ...; None where the row is one document.
     """
 
     input_ids: list[int]
     loss_mask: list[int]
+    document_ids: list[int] | None = None
 
     def has_anchor(self) -> bool:
         """Say if a block can start here: a supervised token with a supervised one after it."""

@@ -1,51 +1,8 @@
-"""Pack training rows of many lengths into rows of one length: pure, and the same everywhere.
-
-N packed rows, S their length.
-"""
+"""Pack short training rows into long ones, so that batches hold little padding."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-if TYPE_CHECKING:
-    from .loss_mask import EncodedRow
-
-# The document of the padding: no document.
-PADDING = -1
-
-
-@dataclass(frozen=True)
-class PackedRows:
-    """Rows of one length that hold whole documents one after the other; a trainer's data set.
-
-    Attributes:
-        input_ids: (N, S) int64, padded at the end.
-        loss_mask: (N, S) int64, 0 on padding.
-        position_ids: (N, S) int64, from 0 in each document; 0 on padding.
-        document_ids: (N, S) int64, 0, 1, ... in each row; ``PADDING`` (-1) on padding.
-        members: Which of the given rows each packed row holds, in order.
-    """
-
-    input_ids: Tensor
-    loss_mask: Tensor
-    position_ids: Tensor
-    document_ids: Tensor
-    members: list[list[int]]
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def __getitem__(self, index: int) -> "dict[str, Tensor | int]":
-        return {
-            "input_ids": self.input_ids[index],
-            "loss_mask": self.loss_mask[index],
-            "position_ids": self.position_ids[index],
-            "document_ids": self.document_ids[index],
-            "row_id": range(len(self))[index],
-        }
+from .loss_mask import EncodedRow
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -83,32 +40,26 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int) -> list[list[int
     return bins
 
 
-def pack_rows(rows: "Sequence[EncodedRow]", length: int, pad_id: int) -> PackedRows:
-    """Pack rows into rows of ``length`` tokens.
+def pack_rows(rows: Sequence[EncodedRow], length: int) -> list[EncodedRow]:
+    """Pack rows into rows of at most ``length`` tokens, each its own document there.
+
+    >>> pack_rows([EncodedRow([5], [1]), EncodedRow([6, 7], [0, 1])], length=3)[0].document_ids
+    [1, 1, 2]
 
     Raises:
         ValueError: If a row is empty or longer than ``length``.
     """
-    members = first_fit_decreasing([len(row.input_ids) for row in rows], length)
-    shape = (len(members), length)
-    packed = PackedRows(
-        input_ids=torch.full(shape, pad_id),
-        loss_mask=torch.zeros(shape, dtype=torch.long),
-        position_ids=torch.zeros(shape, dtype=torch.long),
-        document_ids=torch.full(shape, PADDING),
-        members=members,
+    bins = first_fit_decreasing([len(row.input_ids) for row in rows], length)
+    return [_joined([rows[i] for i in members]) for members in bins]
+
+
+def _joined(rows: Sequence[EncodedRow]) -> EncodedRow:
+    return EncodedRow(
+        [token for row in rows for token in row.input_ids],
+        [value for row in rows for value in row.loss_mask],
+        # From 1: a collator's 0 is padding.
+        [number for number, row in enumerate(rows, start=1) for _ in row.input_ids],
     )
-    for i, group in enumerate(members):
-        start = 0
-        for document, member in enumerate(group):
-            row = rows[member]
-            end = start + len(row.input_ids)
-            packed.input_ids[i, start:end] = torch.tensor(row.input_ids)
-            packed.loss_mask[i, start:end] = torch.tensor(row.loss_mask)
-            packed.position_ids[i, start:end] = torch.arange(end - start)
-            packed.document_ids[i, start:end] = document
-            start = end
-    return packed
 
 
 class _RoomTree:

@@ -21,7 +21,7 @@ from chat_tokenizers import (
 )
 from hf_dflash.chats import Chat
 from hf_dflash.loss_mask import EncodedRow, UnusableTurnError, encode_chat
-from hf_dflash.packing import PADDING, first_fit_decreasing, pack_rows
+from hf_dflash.packing import first_fit_decreasing, pack_rows
 
 # Words that the tokenizers merge with roles, line breaks and one another, and signs of many bytes.
 PIECES = st.sampled_from(
@@ -169,17 +169,13 @@ def test_packing_is_first_fit_decreasing(lengths, capacity):
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=12))
 def test_packed_rows_hold_every_row_whole(masks):
     rows = [EncodedRow([100 * i + j for j in range(len(m))], m) for i, m in enumerate(masks)]
-    packed = pack_rows(rows, 12, pad_id=7)
-    seen = []
-    for i, members in enumerate(packed.members):
-        documents = packed.document_ids[i]
-        for document, member in enumerate(members):
-            here = documents == document
-            assert packed.input_ids[i, here].tolist() == rows[member].input_ids
-            assert packed.loss_mask[i, here].tolist() == rows[member].loss_mask
-            assert packed.position_ids[i, here].tolist() == list(range(len(masks[member])))
-        padding = documents == PADDING
-        assert set(packed.input_ids[i, padding].tolist()) <= {7}
-        assert not packed.loss_mask[i, padding].any()
-        seen += members
-    assert sorted(seen) == list(range(len(rows)))
+    bins = first_fit_decreasing([len(m) for m in masks], 12)
+    for packed, members in zip(pack_rows(rows, 12), bins, strict=True):
+        documents = packed.document_ids
+        assert max(documents) == len(members)
+        for number, member in enumerate(members, start=1):
+            here = [i for i, document in enumerate(documents) if document == number]
+            assert here == list(range(here[0], here[0] + len(masks[member])))
+            assert [packed.input_ids[i] for i in here] == rows[member].input_ids
+            assert [packed.loss_mask[i] for i in here] == rows[member].loss_mask
+    assert sorted(i for members in bins for i in members) == list(range(len(rows)))

@@ -119,6 +119,14 @@ def test_a_broken_line_is_named(tmp_path, line, message):
         next(chats)
 
 
+@pytest.mark.parametrize("spoil", [lambda whole: whole[:-9], lambda whole: b"{}" + whole])
+def test_a_gzip_file_that_was_cut_off_is_named(tmp_path, spoil):
+    path = tmp_path / "chats.jsonl.gz"
+    path.write_bytes(spoil(gzip.compress(b'{"prompt": "a"}\n' * 99)))
+    with pytest.raises(ValueError, match=r"chats.jsonl.gz: not a whole gzip file .* Fetch it agai"):
+        list(read_chats(path))
+
+
 def test_a_path_that_is_not_there_is_no_dataset(tmp_path):
     with pytest.raises(ValueError, match=r"`source` .*gone\.jsonl is not there"):
         read_chats(tmp_path / "gone.jsonl")
