@@ -147,7 +147,11 @@ def draft_logits(target: Any, hidden_states: Tensor, config: Any) -> Tensor:
     """
     head = target.get_output_embeddings()
     hidden_states = hidden_states.to(_device(head, hidden_states.device), target.dtype)
-    logits = head(hidden_states)
+    return scaled_logits(head(hidden_states), config)
+
+
+def scaled_logits(logits: Tensor, config: Any) -> Tensor:
+    """Multiply and soft-cap what the head gave, as the drafter's config says."""
     if config.output_multiplier != 1.0:
         logits = logits * config.output_multiplier
     cap = config.final_logit_softcapping

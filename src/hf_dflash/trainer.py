@@ -30,6 +30,7 @@ from .exporting import export_drafter, write_card
 from .losses import dpace_weights, progressive_gamma
 from .metrics import acceptance_metrics
 from .planner import MemoryPlan, available_bytes, plan_memory
+from .sampled_vocabulary import check_plain_head
 from .training_arguments import DFlashTrainingArguments
 from .training_checks import (
     base_drafter,
@@ -92,6 +93,8 @@ class DFlashTrainer(Trainer):
             **kwargs,
         )
         check_device(config, args, shards=self.is_fsdp_enabled)
+        if args.n_sampled_tokens is not None:
+            check_plain_head(target)
         # The loss is divided by the weight of the whole update, not by a mean over its parts.
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True

@@ -28,6 +28,9 @@ class DFlashTrainingArguments(TrainingArguments):
         loss_decay_gamma_last: Gamma at the last step, reached linearly (DFlare starts at 4.5);
             `None`: constant.
         dpace_alpha: Smoothing of D-PACE's confidence (its paper: 0.5).
+        n_sampled_tokens: Take the cross-entropy over the labels of a batch and this many other
+            tokens (`SampledVocabulary`), where the head is most of a step: on CPUs. Evaluation is
+            over all tokens. `None`: so is training.
         logits_chunk_size: Most rows of logits that exist at once; `None`: by what memory is free.
         ema_decay: Keep a moving average of the weights with this decay, which is then what is
             evaluated and exported; `None`: none.
@@ -59,6 +62,9 @@ class DFlashTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Gamma at the last step; rises linearly (DFlare)."}
     )
     dpace_alpha: float = field(default=0.5, metadata={"help": "Smoothing of D-PACE."})
+    n_sampled_tokens: int | None = field(
+        default=None, metadata={"help": "Tokens besides the labels in a sampled softmax."}
+    )
     logits_chunk_size: int | None = field(
         default=None, metadata={"help": "Most rows of logits that exist at once."}
     )
@@ -77,6 +83,12 @@ class DFlashTrainingArguments(TrainingArguments):
         self._check_choice("export_dtype", (None, *EXPORT_DTYPES))
         self._check_range("n_anchors", 1, None)
         self._check_range("logits_chunk_size", 1, None)
+        self._check_range("n_sampled_tokens", 1, None)
+        if self.n_sampled_tokens is not None and self.loss_type != "cross_entropy":
+            raise ValueError(
+                '`n_sampled_tokens` needs `loss_type`="cross_entropy": a distribution over part of '
+                f"the vocabulary is another one. Got {self.loss_type!r}."
+            )
         self._check_range("ema_decay", 0, 0.99999)
         for name in ("loss_decay_gamma", "loss_decay_gamma_last", "dpace_alpha"):
             self._check_range(name, 1e-3, 1 if name == "dpace_alpha" else None)

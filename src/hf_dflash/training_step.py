@@ -6,7 +6,8 @@ Ht target hidden size, H draft hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from .losses import (
     row_chunks,
     total_variation,
 )
+from .sampled_vocabulary import SampledVocabulary
 from .target import draft_logits, noise_embeddings
 from .target_states import TargetStates, run_target
 from .training_arguments import DFlashTrainingArguments
@@ -91,8 +93,29 @@ class TrainingStep:
         else:
             weights = fixed_weights((predicts * self.slot_weights(gamma).to(rows.device))[predicts])
             chunks = row_chunks(len(rows), chunk)
+        total = total.to(rows.device)
+        if self.args.n_sampled_tokens is not None and rows.requires_grad:
+            return self._sampled_loss(rows, batch, weights, total, chunks)
         row_loss = self._row_loss(batch, states)
-        return chunked_loss(rows, self.head, row_loss, weights, total.to(rows.device), chunks)
+        return chunked_loss(rows, self.head, row_loss, weights, total, chunks)
+
+    def _sampled_loss(
+        self,
+        rows: Tensor,
+        batch: Batch,
+        weights: RowWeights,
+        total: Tensor,
+        chunks: Sequence[slice],
+    ) -> SlotLosses:
+        """The loss on part of the vocabulary; what is drawn follows from the batch alone."""
+        labels = batch["labels"][batch["predicts"]]
+        seed = int(labels.sum()) * 1_000_003 + int(batch["anchors"].sum()) + self.args.seed
+        generator = torch.Generator().manual_seed(seed)
+        sampled = SampledVocabulary(
+            self.target, self.config, labels, self.args.n_sampled_tokens or 0, generator
+        )
+        result = chunked_loss(rows, sampled.head, sampled.row_loss, weights, total, chunks)
+        return replace(result, predicted_ids=sampled.ids[result.predicted_ids])
 
     def head(self, rows: Tensor) -> Tensor:
         """Logits (R, V) of the target's own head."""
