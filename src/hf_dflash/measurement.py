@@ -9,7 +9,7 @@ import os
 import types
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -65,6 +65,7 @@ __all__ = [
     "check_run",
     "from_plain",
     "read_measurement",
+    "spell",
     "summarise",
     "write_measurement",
     "write_whole",
@@ -78,13 +79,16 @@ class Measurement:
     """All that a benchmark measured.
 
     ``prompts`` holds, by data set, the user turns of each prompt: one, or several for a data set
-    of conversations. ``runs[i].prompt_index`` and ``runs[i].turn`` point into it.
+    of conversations. ``runs[i].prompt_index`` and ``runs[i].turn`` point into it. ``token_texts``
+    spells every token id of the runs (see `spell`), so that a report needs no tokenizer; it may be
+    empty.
     """
 
     provenance: Provenance
     settings: Settings
     prompts: dict[str, list[list[str]]]
     runs: list[Run]
+    token_texts: dict[str, str] = field(default_factory=dict)
 
     @property
     def summary(self) -> Summary:
@@ -94,6 +98,19 @@ class Measurement:
     def prompt_of(self, run: Run) -> str:
         """The user turn that a run answers."""
         return self.prompts[run.dataset][run.prompt_index][run.turn]
+
+
+def spell(tokenizer: Any, runs: Iterable[Run]) -> dict[str, str]:
+    """Text of every token in runs as it stands within a text, for `Measurement.token_texts`.
+
+    Args:
+        tokenizer: Of the target.
+        runs: Their tokens, and the drafts that were rejected.
+    """
+    ids = {i for run in runs for part in (run.token_ids, *(run.rejected_ids or [])) for i in part}
+    start = min(ids, default=0)  # some tokenizers drop the space of a text's first token
+    before = tokenizer.decode([start])
+    return {str(i): tokenizer.decode([start, i])[len(before) :] for i in sorted(ids)}
 
 
 def read_measurement(path: str | Path) -> Measurement:
@@ -200,6 +217,12 @@ def check_run(run: Run, where: str) -> None:
             all(0 <= accepted <= drafted for accepted, drafted in cycles),
             "`n_accepted` must lie between 0 and `n_drafted`",
             (n_accepted, n_drafted),
+        ),
+        (
+            run.rejected_ids is None
+            or [len(ids) for ids in run.rejected_ids] == [d - a for a, d in cycles],
+            "`rejected_ids` must hold, for each cycle, the drafts that were not accepted",
+            run.rejected_ids,
         ),
         (
             run.method != "plain" or n_accepted is None,

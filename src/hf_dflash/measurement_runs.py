@@ -114,6 +114,8 @@ class Run:
     top2_gap: float | None = None
     correct: bool | None = None  # by the data set's own metric; None: it has none
     cycle_seconds: CycleSeconds | None = None
+    # By cycle, the drafts that were not emitted, in order; None where they were not recorded.
+    rejected_ids: list[list[int]] | None = None
 
     @property
     def variant(self) -> "Variant":

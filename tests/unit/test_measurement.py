@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from hf_dflash.measurement import Measurement, Seconds, Variant, read_measurement, write_measurement
+from hf_dflash.measurement import (
+    Measurement,
+    Seconds,
+    Variant,
+    read_measurement,
+    spell,
+    write_measurement,
+)
 from measurements import measurement, pair_of_runs, run
 
 
@@ -18,7 +25,7 @@ def written(tmp_path: Path, whole: Measurement | None = None) -> Path:
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    whole = measurement(pair_of_runs() + [run(block_size=4, identical=False, first_difference=3)])
+    whole = measurement([*pair_of_runs(), run(block_size=4, identical=False, first_difference=3)])
     assert read_measurement(written(tmp_path, whole)) == whole
 
 
@@ -102,6 +109,10 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         ({"n_drafted": None}, "must have one number a cycle each"),
         ({"n_accepted": [7, 0, 2]}, "must lie between 0 and `n_drafted`"),
         ({"method": "plain", "n_accepted": [0], "n_drafted": [0]}, "must be null where nothing"),
+        (
+            {"rejected_ids": [[], [1, 2], []]},
+            "`rejected_ids` must hold, for each cycle, the drafts",
+        ),
         ({"identical": False}, "`first_difference` must be there exactly where"),
         ({"first_difference": 3}, "`first_difference` must be there exactly where"),
         ({"prompt_index": 3}, "must answer one of `prompts`, got turn 0 of prompt 3"),
@@ -152,3 +163,21 @@ def test_records_do_not_change() -> None:
 def test_labels_tell_variants_apart() -> None:
     assert Variant("plain").label == "plain"
     assert Variant("stock_dflash", block_size=8).label == "stock dflash, block 8"
+
+
+def test_tokens_are_spelled_as_they_stand_within_a_text() -> None:
+    class Tokenizer:
+        """Drops the space of a text's first token, as sentence pieces do."""
+
+        def decode(self, ids: list[int]) -> str:
+            return "".join({1: " one", 2: " two", 3: "!"}[i] for i in ids).lstrip()
+
+    runs = [run(token_ids=[1, 2], rejected_ids=[[3], [], []])]
+    assert spell(Tokenizer(), runs) == {"1": " one", "2": " two", "3": "!"}
+
+
+def test_rejected_drafts_and_spellings_are_read_back(tmp_path: Path) -> None:
+    rejected = [[], [9] * 7, []]
+    whole = measurement([*pair_of_runs(rejected_ids=None)[:1], run(rejected_ids=rejected)])
+    whole = dataclasses.replace(whole, token_texts={"9": " nine"})
+    assert read_measurement(written(tmp_path, whole)) == whole
