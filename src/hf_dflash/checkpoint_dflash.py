@@ -90,7 +90,7 @@ def strict_loading_options(source: Any, options: Mapping[str, Any]) -> dict[str,
     if source is None:  # the weights come as `state_dict`
         return complete
     _check_source(source, options)
-    names = _tensor_names(source, options)
+    names = [name for path in weight_files(source, options) for name in tensor_headers_of(path)]
     given = options.get("config")
     raw = given.to_dict() if isinstance(given, PreTrainedConfig) else _raw_config(source, options)
     kind = detect_format(raw, names)
@@ -256,8 +256,11 @@ def validate_generation_config(generation_config: GenerationConfig, block_size: 
         )
 
 
-def tensor_names_of(path: Path) -> list[str]:
-    """Read the names in a safetensors file, after checking that the file is whole.
+def tensor_headers_of(path: Path) -> dict[str, dict[str, Any]]:
+    """Read what a safetensors file holds, after checking that the file is whole.
+
+    Returns:
+        By name `dtype` (as safetensors spells it) and `shape` of every tensor.
 
     Raises:
         ValueError: If the file is cut short or is not a safetensors file.
@@ -273,40 +276,48 @@ def tensor_names_of(path: Path) -> list[str]:
         header = file.read(int(length)) if 8 + length <= size else b""
     try:
         entries = json.loads(header)
-        names = [name for name in entries if name != "__metadata__"]
-        end = max((entries[name]["data_offsets"][1] for name in names), default=0)
-    except (ValueError, TypeError, KeyError):
-        end, names = math.inf, []
+        entries.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        end, entries = math.inf, {}
     if 8 + length + end != size:
         raise ValueError(
             f"{path} ({size} bytes) is truncated or is not a safetensors file. Download or save "
             "it again."
         )
-    return names
+    return dict(entries)
 
 
-def _tensor_names(source: Any, options: Mapping[str, Any]) -> list[str]:
-    """Names of all tensors of a checkpoint, whole files only."""
+def weight_files(source: Any, options: Mapping[str, Any]) -> list[Path]:
+    """Find the safetensors files of a checkpoint: one, or all that its index lists.
+
+    Args:
+        source: Folder or repository.
+        options: Arguments of `from_pretrained`.
+
+    Raises:
+        ValueError: If there are none, or one that the index lists is missing.
+    """
     variant = options.get("variant")
     single, index = (_with_variant(name, variant) for name in SAFE_NAMES)
     path = _find(source, single, options)
     if path is not None:
-        return tensor_names_of(Path(path))
+        return [Path(path)]
     path = _find(source, index, options)
     if path is None:
         raise ValueError(_no_weights(source, single, options))
-    names: list[str] = []
     shards = _json_object(path).get("weight_map")
     if not isinstance(shards, dict):
         raise ValueError(f"{path} must have a `weight_map`, got {shards!r:.80}. Get it anew.")
+    files = []
     for shard in sorted(set(shards.values())):
         shard_path = _find(source, shard, options)
         if shard_path is None:
             raise ValueError(
                 f"`{shard}` is missing from {source}, although {index} lists it. Download it again."
             )
-        names += tensor_names_of(Path(shard_path))
-    return names
+        files.append(Path(shard_path))
+    return files
 
 
 def _no_weights(source: Any, wanted: str, options: Mapping[str, Any]) -> str:

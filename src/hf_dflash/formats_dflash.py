@@ -29,8 +29,8 @@ QWEN3_NUM_LAYERS = 32  # what Qwen3Config takes when the number is not given
 REFUSED_FORMATS = {
     "speculators": (
         "a vLLM speculators checkpoint (`speculators_model_type`): its layer ids are shifted by "
-        "one and it may have a reduced vocabulary. Serve it with vLLM, or use the z-lab release "
-        "of the drafter"
+        "one and it may have a reduced vocabulary. Serve it with vLLM, or convert it: "
+        "`hf-dflash convert PATH OUT --to hf-dflash --target TARGET`"
     ),
     "domino": "a Domino drafter (GRU head). Use a plain DFlash drafter of the same target",
     "dspark": (

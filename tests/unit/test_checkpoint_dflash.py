@@ -11,7 +11,7 @@ from hf_dflash.checkpoint_dflash import (
     check_loading_info,
     read_generation_config,
     save_generation_config,
-    tensor_names_of,
+    tensor_headers_of,
     validate_generation_config,
 )
 from hf_dflash.formats_dflash import detect_format
@@ -69,7 +69,7 @@ def test_the_config_says_the_rest(config, expected):
 def test_tensor_names_are_read_from_the_header(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"b": torch.zeros(2, 3), "a": torch.zeros(1)}, path, metadata={"format": "pt"})
-    assert sorted(tensor_names_of(path)) == ["a", "b"]
+    assert sorted(tensor_headers_of(path)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 30, -1])
@@ -78,21 +78,21 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path, keep):
     save_file({"a": torch.zeros(64)}, path)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ValueError, match=r"truncated or is not a safetensors file.*again"):
-        tensor_names_of(path)
+        tensor_headers_of(path)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"\x05\0\0\0\0\0\0\0[1,2]")
     with pytest.raises(ValueError, match="is not a safetensors file"):
-        tensor_names_of(path)
+        tensor_headers_of(path)
 
 
 def test_a_git_lfs_pointer_is_named(tmp_path):
     path = tmp_path / "model.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(ValueError, match=r"Git LFS pointer.*git lfs pull"):
-        tensor_names_of(path)
+        tensor_headers_of(path)
 
 
 def test_the_loading_report_becomes_one_error():

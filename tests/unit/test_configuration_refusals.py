@@ -135,7 +135,10 @@ def test_rotary_embeddings_that_would_not_be_honoured_are_refused(fields, messag
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"speculators_model_type": "dflash"}, "speculators checkpoint.*z-lab release"),
+        (
+            {"speculators_model_type": "dflash"},
+            "speculators checkpoint.*hf-dflash convert PATH OUT",
+        ),
         ({"architectures": ["DSparkDraftModel"]}, "DSpark / DeepSpec drafter.*Use a plain"),
         ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, "DSpark / DeepSpec"),
         ({"dflash_config": {"projector_type": "dspark"}}, "DSpark / DeepSpec"),
