@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .cli_errors import bad_input_is_one_line
+from .cli_training import TRAIN_CONTEXT, prepare, train
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -83,6 +84,10 @@ def generate(
         run_pair(
             target, drafter, prompt, dtype=dtype, max_new_tokens=max_new_tokens, json_file=json
         )
+
+
+app.command()(prepare)
+app.command(context_settings=TRAIN_CONTEXT)(train)
 
 
 def main() -> None:

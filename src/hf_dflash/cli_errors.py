@@ -17,3 +17,22 @@ def bad_input_is_one_line() -> Iterator[None]:
         message = " ".join(str(error).split())
         typer.echo(f"Error: {message}", err=True)
         raise typer.Exit(2) from None
+
+
+@contextmanager
+def own_errors_are_one_line() -> Iterator[None]:
+    """Say in one line what this package raised, and keep the traceback of anything else.
+
+    Hours into a run, an error of torch or of the network is understood by where it came from.
+    """
+    try:
+        yield
+    except BAD_INPUT as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        place = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+        if not place.startswith(f"{__package__}."):
+            raise
+        with bad_input_is_one_line():
+            raise

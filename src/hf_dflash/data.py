@@ -53,7 +53,7 @@ class ChatRows:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
-        return _columns(self.rows[index])
+        return columns_of(self.rows[index])
 
 
 def encode_chats(
@@ -148,7 +148,7 @@ class _Tally:
 def save_rows(data: ChatRows, path: Path) -> None:
     """Write rows as JSON lines, gzipped if ``path`` ends in ``.gz``; all of them or none."""
     # The same rows give the same file: no time of writing, no name.
-    content = "".join(json.dumps(_columns(row)) + "\n" for row in data.rows).encode()
+    content = "".join(json.dumps(columns_of(row)) + "\n" for row in data.rows).encode()
     part = path.with_name(path.name + ".part")
     part.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
     part.replace(path)
@@ -161,22 +161,28 @@ def load_rows(path: Path) -> ChatRows:
         ValueError: If a line is not such a row.
     """
     lines = enumerate(lines_of(path), start=1)
-    return ChatRows([_row_of(line, f"{path}, line {number}") for number, line in lines])
+    return ChatRows([row_of(line, f"{path}, line {number}") for number, line in lines])
 
 
-def _columns(row: EncodedRow) -> dict[str, list[int]]:
+def columns_of(row: EncodedRow) -> dict[str, list[int]]:
+    """What a collator takes of a row."""
     documents = {} if row.document_ids is None else {"document_ids": row.document_ids}
     return {"input_ids": row.input_ids, "loss_mask": row.loss_mask, **documents}
 
 
-def _row_of(line: bytes, where: str) -> EncodedRow:
+def row_of(line: bytes, where: str) -> EncodedRow:
+    """Read one line of prepared rows; ``where`` it stands is for the message.
+
+    Raises:
+        ValueError: If it is not such a row.
+    """
     try:
         row = EncodedRow(**json.loads(line))
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"{where}: not a prepared row ({error}). Make rows of chats with `hf-dflash prepare`."
         ) from error
-    for name, column in _columns(row).items():
+    for name, column in columns_of(row).items():
         if not isinstance(column, list) or not all(type(value) is int for value in column):
             raise ValueError(f"{where}: `{name}` must be a list of integers, got {column!r:.60}.")
         if len(column) != len(row.input_ids):

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
 from .collator import read_row
 from .target import check_pair
@@ -30,6 +31,7 @@ MANIFEST = "taps.json"
 DTYPES = ("bfloat16", "float16", "float32", "float8")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1}
 _FLOAT8_MAX = 448.0  # of e4m3
+_MOST_OFF = 0.1  # float8 is off by 3 %, half precision by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +126,22 @@ def write_taps(
     layout = plan_cache(config, rows, dtype, shard_bytes)
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free + sum(p.stat().st_size for p in folder.glob("taps-*"))
-    logger.info("Taps of %d rows: %.2f GiB.", len(layout.rows), layout.n_bytes / 2**30)
+    n_tokens = sum(row.n_tokens for row in layout.rows)
+    logger.info(
+        "Taps of %d rows: %.2f GiB in %s (layers %s of %d tokens); %.2f GiB are free.",
+        len(layout.rows),
+        layout.n_bytes / 2**30,
+        folder,
+        layout.target_layer_ids,
+        n_tokens,
+        free / 2**30,
+    )
     if layout.n_bytes > free:
         raise RuntimeError(
             f"The disk of `folder` is too small: the taps take {layout.n_bytes / 2**30:.2f} GiB, "
             f"{free / 2**30:.2f} GiB are free. Cache fewer rows, in float8, or train online."
         )
-    for shard in sorted({row.shard for row in layout.rows}):
+    for shard in tqdm(sorted({row.shard for row in layout.rows}), desc="Shards of taps"):
         _write_shard(target.eval(), layout, rows, folder / _shard_name(shard), tokens_at_once)
     part = folder / (MANIFEST + ".part")
     part.write_text(json.dumps(asdict(layout)), encoding="utf-8")
@@ -258,6 +269,31 @@ class CachedTaps(Dataset[dict[str, Any]]):
                 1
             )
         return {"example_id": index, **row, "taps": taps}
+
+
+def check_taps(target: Any, cached: CachedTaps) -> None:
+    """Refuse a cache that another target made: the first row is run again and compared.
+
+    Args:
+        target: The target that training runs with, where it will run.
+        cached: The rows with their taps.
+
+    Raises:
+        ValueError: The target's hidden states are others.
+    """
+    columns = read_row(cached.rows[0])
+    ids, documents = columns["input_ids"][None], columns["document_ids"][None]
+    device = target.get_input_embeddings().weight.device
+    layer_ids = cached.layout.target_layer_ids
+    exact = (
+        run_target(target, layer_ids, ids.to(device), documents.to(device)).taps[0].cpu().float()
+    )
+    off = float((cached[0]["taps"].float() - exact).norm() / exact.norm())
+    if not off < _MOST_OFF:
+        raise ValueError(
+            f"The cache in {cached.folder} is of another target: this one's hidden states of row 0 "
+            f"differ by {off:.0%} of their norm. Write it anew, or load the target that made it."
+        )
 
 
 def _shard_name(shard: int) -> str:

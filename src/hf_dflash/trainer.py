@@ -206,10 +206,11 @@ class DFlashTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate; with the moving average of the weights, if there is one."""
-        with self._averaged():
+        with self.averaged():
             return super().evaluate(*args, **kwargs)
 
-    def _averaged(self) -> AbstractContextManager[None]:
+    def averaged(self) -> AbstractContextManager[None]:
+        """The moving average in the model's place, if there is one."""
         return nullcontext() if self.ema is None else self.ema.applied()
 
     def prediction_step(
@@ -367,7 +368,7 @@ class DFlashTrainer(Trainer):
             super().save_model(output_dir, _internal_call=True)
             return
         folder = Path(output_dir) if output_dir else self._output_dir
-        with self._averaged():
+        with self.averaged():
             if hasattr(self.model, "get_base_model"):
                 super().save_model(str(folder), _internal_call=True)
             else:

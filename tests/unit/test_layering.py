@@ -53,7 +53,7 @@ TRAVELS = {
 #: Steps without state or model, which import torch and nothing else.
 PURE = ("verification", "blocks", "losses", "tree")
 #: Ends of the chain: commands and trainers use the package, not the other way round.
-NOT_IMPORTED = {"cli": set(), "commands": {"cli"}, "trainer": {"cli", "commands"}}
+NOT_IMPORTED = {"cli": set(), "commands": {"cli"}, "trainer": {"training_run"}}
 NOT_WITH_THE_PACKAGE = {"datasets", "accelerate", "matplotlib", "evaluate", "typer", "rich"}
 
 MOST_LINES_OF_A_FILE = 400

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from hf_dflash import taps_cache
-from hf_dflash.taps_cache import CachedTaps, plan_cache, write_taps
+from hf_dflash.taps_cache import CachedTaps, check_taps, plan_cache, write_taps
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
 from training_pairs import batch_of, generated_rows, step_of, training_drafter, training_target
@@ -169,6 +169,17 @@ def test_caches_of_something_else_are_refused(
         write_taps(target, other, rows, tmp_path)
     with pytest.raises(ValueError, match=r"`dtype` must be one of .*got 'int4'"):
         write_taps(target, config, rows, tmp_path, dtype="int4")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8"])
+def test_the_cache_of_another_target_is_refused(
+    target: Any, rows: Any, config: Any, tmp_path: Path, dtype: str
+) -> None:
+    write_taps(target, config, rows, tmp_path, dtype=dtype)
+    cached = CachedTaps(rows, tmp_path, config)
+    check_taps(target, cached)
+    with pytest.raises(ValueError, match=r"is of another target: .* row 0 differ by \d+% of"):
+        check_taps(training_target(seed=1), cached)
 
 
 def test_a_cache_travels_to_worker_processes(

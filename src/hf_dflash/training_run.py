@@ -1,0 +1,138 @@
+"""One run of `hf-dflash train`: load, build the trainer, train, save."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.trainer_utils import get_last_checkpoint
+
+from .callbacks import DecodingCallback, prompts_of
+from .configuration_dflash import DFlashConfig
+from .loading import load_model, load_tokenizer
+from .modeling_dflash import DFlashDraftModel
+from .row_file import open_rows
+from .run_arguments import RunArguments, parse_run
+from .sharding import check_one_forward_a_batch, shard_target
+from .taps_cache import CachedTaps, check_taps
+from .trainer import DFlashTrainer
+from .training_arguments import DFlashTrainingArguments
+from .warm_start import init_from_target, merge_adapter
+
+logger = logging.getLogger(__name__)
+
+
+def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
+    """Read the command line and build the trainer, so that what is wrong is said before step 1.
+
+    Args:
+        words: See `hf_dflash.run_arguments.parse_run`.
+
+    Raises:
+        ValueError: Arguments contradict each other, or do not fit the data or the models.
+        RuntimeError: A package or several processes are missing.
+        NotImplementedError: What is asked for does not go together.
+    """
+    run, args = parse_run(words)
+    _check_output(args)
+    args.dataloader_pin_memory &= args.device.type == "cuda"  # torch warns of it elsewhere
+    rows: Any = open_rows(Path(run.data))
+    evaluation = None if run.eval_data is None else open_rows(Path(run.eval_data))
+    torch.manual_seed(args.seed)  # a new drafter's weights are part of the run
+    tokenizer = load_tokenizer(run.target)
+    target = load_model(run.target, run.target_dtype, run.target_device_map)
+    drafter = _drafter(run, args, target, tokenizer)
+    if run.taps is not None:
+        rows = CachedTaps(rows, Path(run.taps), drafter.config)
+    if run.shard_target:
+        for name, part in (("data", rows), ("eval_data", evaluation)):
+            check_one_forward_a_batch(part or [], name)
+        shard_target(target, args.device)
+    model = drafter if run.lora_rank is None else _adapted(drafter, run)
+    trainer = DFlashTrainer(model, target, args, rows, evaluation)
+    if isinstance(rows, CachedTaps):
+        check_taps(trainer.target, rows)
+    if run.decoding_prompts:
+        prompts = prompts_of(evaluation, run.decoding_prompts)
+        n_new = run.decoding_max_new_tokens
+        trainer.add_callback(DecodingCallback(trainer, prompts, max_new_tokens=n_new))
+    return run, trainer
+
+
+def finish_run(run: RunArguments, trainer: DFlashTrainer) -> None:
+    """Train, evaluate, and write the drafter to ``output_dir``; it is pushed if that was asked for.
+
+    Raises:
+        ValueError: The checkpoint to resume was written by another configuration.
+    """
+    trainer.train(resume_from_checkpoint=_resumed(trainer.args))
+    step = trainer.state.global_step
+    is_measured = any(
+        "eval_loss" in log and log["step"] == step for log in trainer.state.log_history
+    )
+    if run.eval_data is not None and not is_measured:
+        trainer.evaluate()
+    if run.lora_rank is not None and run.lora_merge:
+        with trainer.averaged():
+            trainer.model = merge_adapter(trainer.model)
+        trainer.ema = None  # merged already
+    trainer.save_model()
+    if trainer.is_world_process_zero():
+        logger.info("The drafter is in %s.", trainer.args.output_dir)
+
+
+def _check_output(args: DFlashTrainingArguments) -> None:
+    """Refuse to train over another run's checkpoints, and to resume what is not there."""
+    folder = Path(str(args.output_dir))
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    wanted = _resumed(args)
+    if last is not None and not wanted:
+        raise ValueError(
+            f"`output_dir` {folder} has checkpoints of an earlier run ({Path(last).name}). Go on "
+            "with --resume_from_checkpoint true, or give another folder."
+        )
+    missing = last is None if wanted is True else wanted and not Path(str(wanted)).is_dir()
+    if missing:
+        raise ValueError(
+            f"`resume_from_checkpoint` needs a checkpoint, but there is none in "
+            f"{folder if wanted is True else wanted}. Leave it out to start."
+        )
+
+
+def _resumed(args: DFlashTrainingArguments) -> str | bool:
+    given = args.resume_from_checkpoint or "false"
+    return {"true": True, "false": False}.get(given.lower(), given)
+
+
+def _drafter(run: RunArguments, args: DFlashTrainingArguments, target: Any, tokenizer: Any) -> Any:
+    kernel = run.drafter_attention
+    if kernel is None:
+        kernel = "flex_attention" if args.device.type == "cuda" else "sdpa"
+    if run.drafter is not None:
+        # The name of the dtype in float32: what is trained must not be rounded.
+        return DFlashDraftModel.from_pretrained(
+            run.drafter, dtype=torch.float32, attn_implementation=kernel
+        )
+    config = DFlashConfig.for_target(
+        target.config, tokenizer=tokenizer, **run.new_drafter_options()
+    )
+    config._attn_implementation = kernel
+    drafter = DFlashDraftModel(config)
+    if run.init_from_target:
+        copied = init_from_target(drafter, target)
+        logger.info("Copied %d parameters of the target's layers.", len(copied))
+    return drafter
+
+
+def _adapted(drafter: Any, run: RunArguments) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise RuntimeError("`lora_rank` needs `peft`: pip install 'hf-dflash[train]'.") from error
+    config = LoraConfig(
+        r=run.lora_rank or 1,
+        lora_alpha=run.lora_alpha or run.lora_rank or 1,
+        target_modules="all-linear",
+    )
+    return get_peft_model(drafter, config)
