@@ -12,7 +12,7 @@ from .checkpoint_dflash import check_folder_exists
 from .demo import DTYPES, LoadPair, Pair, as_json, read_prompts, run
 from .demo_view import TerminalView
 from .modeling_dflash import DFlashDraftModel
-from .smollm2 import load_target
+from .smollm2 import demo_drafter_folder, load_target
 
 # Kinds of text that the demo's drafter has learned, and one open question that it has not.
 DEMO_PROMPTS = (
@@ -66,17 +66,6 @@ def run_pair(
 
     view = TerminalView(Console())
     _run(load_pair, prompts, dtype, max_new_tokens, json_file, view, time_both=False)
-
-
-def demo_drafter_folder() -> Path:
-    """The demo's drafter, which lies beside the code in a checkout and not in the wheel."""
-    folder = Path(__file__).parents[2] / "model_cards" / "smollm2-135m-instruct-dflash"
-    if not (folder / "model.safetensors").is_file():
-        raise FileNotFoundError(
-            f"The demo needs its drafter in {folder}, which holds none. Run the demo from a "
-            "checkout installed with `pip install -e .`, or use `hf-dflash generate --drafter`."
-        )
-    return folder
 
 
 def _check(dtype: str, max_new_tokens: int, json_file: Path | None) -> None:

@@ -61,6 +61,7 @@ class Settings:
     block_sizes: list[int] = field(default_factory=list)
     n_lookup_tokens: int | None = None  # drafts of a prompt look-up; None: not measured
     assistant_model: str | None = None
+    metrics: list[str] = field(default_factory=list)  # that judged answers, and what computed them
     stops_at_eos: bool = True  # False: every run makes `max_new_tokens` tokens
 
 

@@ -59,6 +59,17 @@ def load_target(
     return model.eval(), AutoTokenizer.from_pretrained(folder)
 
 
+def demo_drafter_folder() -> Path:
+    """The demo's drafter, which lies beside the code in a checkout and not in the wheel."""
+    folder = Path(__file__).parents[2] / "model_cards" / "smollm2-135m-instruct-dflash"
+    if not (folder / "model.safetensors").is_file():
+        raise FileNotFoundError(
+            f"The demo needs its drafter in {folder}, which holds none. Run the demo from a "
+            "checkout installed with `pip install -e .`, or use `hf-dflash generate --drafter`."
+        )
+    return folder
+
+
 def target_folder(*, notify: Notify = lambda _: None) -> Path:
     """Find a folder that holds the model, or make one, trying what costs least first."""
     if (cached := _hub_folder(local_files_only=True)) is not None:

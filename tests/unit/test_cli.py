@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hf_dflash import cli, commands
+from hf_dflash import cli, commands, smollm2
 from hf_dflash.demo import Comparison, Decoding, Report
 
 PAIR = ("--target", "t", "--drafter", "d")
@@ -112,7 +112,7 @@ def test_a_prompt_file_with_a_bad_line(invoke, tmp_path):
 
 
 def test_a_demo_without_its_drafter(invoke, monkeypatch, tmp_path):
-    monkeypatch.setattr(commands, "__file__", str(tmp_path / "a" / "b" / "commands.py"))
+    monkeypatch.setattr(smollm2, "__file__", str(tmp_path / "a" / "b" / "smollm2.py"))
     assert_one_line_error(invoke("demo"), "The demo needs its drafter in .*Run the demo from a")
 
 

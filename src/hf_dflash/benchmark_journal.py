@@ -1,0 +1,111 @@
+"""Keep what a benchmark has measured so far: an interrupted one goes on, nothing is mixed in.
+
+A journal is a file of JSON lines beside the result, one line a prompt; the first says how the runs
+were made. The result itself is written once, at the end.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from .measurement import Measurement, Run, from_plain
+
+#: What may differ between two parts of one measurement.
+FREE = ("command", "date")
+
+
+class Journal:
+    """Prompts that have been measured, on disk.
+
+    Args:
+        path: Continued if it is there.
+        plan: The measurement without runs.
+
+    Raises:
+        ValueError: ``path`` holds runs of another measurement, or a broken line.
+    """
+
+    def __init__(self, path: Path, plan: Measurement) -> None:
+        self.path = path
+        self.done: dict[tuple[str, int], list[Run]] = {}
+        header = json.dumps(asdict(replace(plan, runs=[])), ensure_ascii=False)
+        lines = self._whole_lines()
+        if lines:
+            kept = from_plain(Measurement, _parsed(lines[0], f"{path}, line 1"), f"{path}, line 1")
+            refuse_other(kept, plan, path)
+            for number, line in enumerate(lines[1:], start=2):
+                self._read(line, f"{path}, line {number}")
+        else:
+            self._append(header)
+
+    def append(self, runs: Sequence[Run]) -> None:
+        """Write all runs of one prompt, and have them on disk.
+
+        Raises:
+            OSError: They cannot be written; what was there before stays.
+        """
+        self._append(json.dumps([asdict(run) for run in runs], ensure_ascii=False, allow_nan=False))
+        self.done[runs[0].dataset, runs[0].prompt_index] = list(runs)
+
+    def remove(self) -> None:
+        """Delete the file: its runs stand elsewhere."""
+        self.path.unlink(missing_ok=True)
+
+    def _append(self, line: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a full disk may say so only here
+
+    def _whole_lines(self) -> list[bytes]:
+        """Cut off a line that an interruption has left half."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        n_whole_bytes = content.rfind(b"\n") + 1
+        if n_whole_bytes < len(content):
+            with self.path.open("r+b") as file:
+                file.truncate(n_whole_bytes)
+        return content[:n_whole_bytes].splitlines()
+
+    def _read(self, line: bytes, where: str) -> None:
+        runs: list[Run] = from_plain(list[Run], _parsed(line, where), where)
+        if runs:
+            self.done[runs[0].dataset, runs[0].prompt_index] = runs
+
+
+def refuse_other(kept: Measurement, wanted: Measurement, path: Path) -> None:
+    """Refuse to go on with what was made otherwise.
+
+    Raises:
+        ValueError: The message says what differs.
+    """
+    there, now = (_fingerprint(measurement) for measurement in (kept, wanted))
+    differ = [
+        f"{name}: {str(there.get(name))[:80]} there, {str(now.get(name))[:80]} now"
+        for name in sorted(there.keys() | now.keys())
+        if there.get(name) != now.get(name)
+    ]
+    if differ:
+        raise ValueError(
+            f"`json` {path} holds another measurement ({'; '.join(differ)}). Use the same options, "
+            "name another file, or delete that one."
+        )
+
+
+def _fingerprint(measurement: Measurement) -> dict[str, Any]:
+    """All that a measurement depends on, by name."""
+    provenance = {f: v for f, v in asdict(measurement.provenance).items() if f not in FREE}
+    # Through JSON, as the kept one went.
+    plain: dict[str, Any] = json.loads(
+        json.dumps(provenance | asdict(measurement.settings) | {"prompts": measurement.prompts})
+    )
+    return plain
+
+
+def _parsed(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:  # neither UTF-8 nor JSON
+        raise ValueError(f"{where}: not JSON ({error}). Delete the file to begin anew.") from error

