@@ -227,6 +227,9 @@ class DFlashDraftModel(PreTrainedModel):
         validate_generation_config(model.generation_config, model.config.block_size)
         return (model, info) if wants_info else model
 
+    def get_input_embeddings(self) -> None:  # type: ignore[override]
+        """A drafter has none; accelerate's FSDP2 asks every model."""
+
     def save_pretrained(  # type: ignore[override]  # takes the rest by name, whatever the release
         self, save_directory: Any, is_main_process: bool = True, **kwargs: Any
     ) -> None:

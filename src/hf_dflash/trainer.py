@@ -154,10 +154,12 @@ class DFlashTrainer(Trainer):
 
     def _silence_repeats(self, batch: dict[str, Tensor]) -> None:
         """Take the weight from rows that only fill up the last batches of several ranks."""
-        ends = self.accelerator.gradient_state
-        if self.accelerator.num_processes > 1 and ends.end_of_dataloader and ends.remainder > 0:
-            n_before = self.accelerator.process_index * len(batch["predicts"])
-            batch["predicts"][max(0, ends.remainder - n_before) :] = False
+        n_ranks, n_rows = self.accelerator.num_processes, len(batch["predicts"])
+        is_last = self.accelerator.gradient_state.end_of_dataloader
+        if n_ranks > 1 and is_last and not self.args.dataloader_drop_last:
+            # Accelerate's own remainder is wrong in an epoch that is gone on with.
+            n_left = len(self.train_dataset) % (n_ranks * n_rows) or n_ranks * n_rows
+            batch["predicts"][max(0, n_left - self.accelerator.process_index * n_rows) :] = False
 
     def gamma_at(self, step: int) -> float:
         """Gamma of a step."""
@@ -364,7 +366,8 @@ class DFlashTrainer(Trainer):
             output_dir: Where to; ``args.output_dir`` by default.
             _internal_call: Trainer's own.
         """
-        if self._part is not None:  # a checkpoint: the weights as they are trained
+        is_checkpoint = self._part is not None  # the weights as they are trained
+        if is_checkpoint and not self.is_fsdp_enabled:  # whose class is not the drafter's
             super().save_model(output_dir, _internal_call=True)
             return
         folder = Path(output_dir) if output_dir else self._output_dir
@@ -374,8 +377,8 @@ class DFlashTrainer(Trainer):
             else:
                 state = self.accelerator.get_state_dict(self.model)
                 if self.args.should_save:
-                    drafter = self.accelerator.unwrap_model(self.model)
-                    export_drafter(drafter, state, folder, self.args.export_dtype)
+                    dtype = None if is_checkpoint else self.args.export_dtype
+                    export_drafter(self.accelerator.unwrap_model(self.model), state, folder, dtype)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 

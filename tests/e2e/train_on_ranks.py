@@ -15,14 +15,13 @@ os.environ["ACCELERATE_USE_CPU"] = "true"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from accelerate.state import AcceleratorState, DistributedType, PartialState
 from safetensors.torch import save_file
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
-from training_pairs import batch_of, generated_rows, step_of, training_drafter, training_target
+from training_pairs import generated_rows, training_drafter, training_target
 
 
 def rows_for(target: Any) -> list[Any]:
@@ -32,7 +31,25 @@ def rows_for(target: Any) -> list[Any]:
     return [{name: column[: 24 - i] for name, column in row.items()} for i, row in enumerate(rows)]
 
 
-def train(folder: Path, rows_per_update: int) -> DFlashTrainer:
+def shard_on_cpus() -> None:
+    """Have accelerate honour FSDP on CPUs.
+
+    FSDP2 itself runs on CPUs, over gloo; but `AcceleratorState` takes it up for kinds of
+    accelerators only, and otherwise drops it without a word (accelerate 1.15).
+    """
+    original = AcceleratorState.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        plugin = kwargs.get("fsdp_plugin")
+        if plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = init
+
+
+def trainer_for(folder: Path, rows_per_update: int, sharded: bool) -> DFlashTrainer:
     n_ranks = int(os.environ["WORLD_SIZE"])
     args = DFlashTrainingArguments(
         output_dir=str(folder),
@@ -44,50 +61,32 @@ def train(folder: Path, rows_per_update: int) -> DFlashTrainer:
         learning_rate=1e-3,
         logits_chunk_size=16,
         save_strategy="steps",
-        save_steps=20,
+        save_steps=10,
         logging_steps=5,
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
+        fsdp=sharded,
+        fsdp_config={"transformer_layer_cls_to_wrap": ["DFlashDecoderLayer"]} if sharded else None,
     )
     target = training_target()
     rows = rows_for(target)
-    trainer = DFlashTrainer(training_drafter(target), target, args, rows, rows[:5])
+    return DFlashTrainer(training_drafter(target), target, args, rows, rows[:5])
+
+
+def train(folder: Path, rows_per_update: int, sharded: bool) -> None:
+    """Train twenty steps, then the last ten again from the checkpoint before them."""
+    trainer = trainer_for(folder, rows_per_update, sharded)
     trainer.train()
-    return trainer
+    is_sharded = all(isinstance(p, DTensor) for p in trainer.model.parameters())
+    assert is_sharded == sharded, "FSDP was asked for and did nothing, or the other way round"
+    write_result(trainer, folder)
+    resumed = trainer_for(folder, rows_per_update, sharded)
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-10"))
+    write_result(resumed, folder / "resumed")
 
 
-def train_sharded(folder: Path) -> None:
-    """A loop of our own, as accelerate shards nothing on CPUs: two rows and one update a step."""
-    torch.distributed.init_process_group("gloo")
-    rank, n_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    target = training_target().requires_grad_(False)
-    drafter = training_drafter(target).train()
-    if n_ranks > 1:
-        mesh = init_device_mesh("cpu", (n_ranks,))
-        for layer in drafter.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(drafter, mesh=mesh)
-        assert all(isinstance(p, DTensor) for p in drafter.parameters())
-    step, rows = step_of(target, drafter), rows_for(target)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3)
-    for i in range(5):
-        pair = [batch_of([rows[2 * i + k]]) for k in range(2)]
-        total = sum(step.total_weight(batch["predicts"], 2.0) for batch in pair) / n_ranks
-        for batch in pair[rank::n_ranks]:
-            step.losses(drafter, batch, torch.as_tensor(total), 2.0, 16).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    state = {
-        name: p.full_tensor() if isinstance(p, DTensor) else p
-        for name, p in drafter.state_dict().items()
-    }
-    if rank == 0:
-        save_file(state, folder / "weights.safetensors")
-
-
-def train_replicated(folder: Path, rows_per_update: int) -> None:
-    trainer = train(folder, rows_per_update)
+def write_result(trainer: DFlashTrainer, folder: Path) -> None:
     metrics = trainer.evaluate()
     state = trainer.accelerator.get_state_dict(trainer.model)
     trainer.save_model(str(folder / "exported"))
@@ -98,11 +97,10 @@ def train_replicated(folder: Path, rows_per_update: int) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    if sys.argv[3] == "sharded":
-        train_sharded(folder)
-    else:
-        train_replicated(folder, int(sys.argv[2]))
+    folder, sharded = Path(sys.argv[1]), sys.argv[3] == "sharded"
+    if sharded:
+        shard_on_cpus()
+    train(folder, int(sys.argv[2]), sharded)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
