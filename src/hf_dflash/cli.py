@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .cli_errors import bad_input_is_one_line
+from .cli_publish import card, push
 from .cli_training import TRAIN_CONTEXT, prepare, train
 
 app = typer.Typer(
@@ -88,6 +89,8 @@ def generate(
 
 app.command()(prepare)
 app.command(context_settings=TRAIN_CONTEXT)(train)
+app.command()(card)
+app.command()(push)
 
 
 def main() -> None:

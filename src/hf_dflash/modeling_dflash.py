@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -246,6 +247,27 @@ class DFlashDraftModel(PreTrainedModel):
             save_generation_config(self.generation_config, save_directory)
         kwargs["save_original_format"] = False
         super().save_pretrained(save_directory, is_main_process=is_main_process, **kwargs)
+
+    def push_to_hub(  # type: ignore[override]  # its options are those of hf_dflash.hub
+        self, repo_id: str, **kwargs: Any
+    ) -> str:
+        """Publish the drafter with a card, as `hf-dflash push` does.
+
+        Where this file came with a checkpoint and hf-dflash is not installed: as transformers does.
+
+        Args:
+            repo_id: "organisation/name", or "name" for your own account.
+            **kwargs: ``private``, ``revision``, ``create_pr``, ``commit_message``, ``token``.
+
+        Returns:
+            Address of the repository, or of the pull request.
+        """
+        try:
+            hub = import_module("hf_dflash.hub")
+        except ModuleNotFoundError:
+            pushed: Any = super().push_to_hub(repo_id, **kwargs)  # type: ignore[arg-type]
+            return str(pushed)
+        return str(hub.push_model(self, repo_id, **kwargs))
 
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)

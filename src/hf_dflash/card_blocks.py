@@ -1,0 +1,219 @@
+"""The parts of a model card that hold figures. Each names the file that its figures are of.
+
+A block is made of its file alone, so it can be made again and compared: a card that was edited, or
+whose file was replaced, is found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .card_sections import cell, table
+from .findings import (
+    decoding_words,
+    main_summary,
+    place_sentence,
+    plural,
+    slow_sentence,
+    speed_sentence,
+    text_sentence,
+    times,
+)
+from .measurement import Acceptance, Measurement, MethodSummary, read_measurement
+from .training_log import TrainingLog, read_training_log
+
+_BLOCK = re.compile(
+    r"^<!-- (?P<kind>measured|trained): (?P<source>[^\n]+) -->\n(?P<text>.*?)\n<!-- end -->$",
+    re.DOTALL | re.MULTILINE,
+)
+#: Words that make a number beside them a claim about the drafter.
+_CLAIM = re.compile(
+    r"speed-?\s?up|faster|tok(en)?s?\s*(/|per)|acceptance|accepted|\btau\b|τ|\d\s*[x\u00d7](?!\w)",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"\d+[.,]\d+|\d\s*([x\u00d7%]|times)")
+_SLICES = {"dataset": "data set", "language": "language", "thinking": "thinking", "turn": "turn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of a card with figures."""
+
+    kind: str  # "measured" or "trained"
+    source: str  # file in the drafter's folder
+    text: str
+
+
+def write_block(folder: Path, kind: str, source: str) -> str:
+    """Make a block of the file ``source`` in ``folder``."""
+    return f"<!-- {kind}: {source} -->\n{block_text(folder, kind, source)}\n<!-- end -->\n"
+
+
+def block_text(folder: Path, kind: str, source: str) -> str:
+    """What a block says, without its marks."""
+    return _TEXT_OF[kind](folder / source).strip()
+
+
+def blocks_of(card: str) -> Iterator[Block]:
+    """The blocks of a card, in order."""
+    for match in _BLOCK.finditer(card):
+        yield Block(match["kind"], match["source"], match["text"])
+
+
+def without_blocks(card: str) -> str:
+    """A card with as many lines, but those of its blocks are empty."""
+    return _BLOCK.sub(lambda match: "\n" * match[0].count("\n"), card)
+
+
+def figure_without_source(card: str) -> tuple[int, str] | None:
+    r"""The first line that claims a speed or an acceptance outside the checked blocks.
+
+    >>> figure_without_source("# A drafter\n\nIt is 2.5x as fast.")
+    (3, 'It is 2.5x as fast.')
+
+    Args:
+        card: Whole text; its metadata are passed over, they are checked on their own.
+    """
+    header = re.match(r"---\n.*?\n---\n", card, re.DOTALL)
+    text = without_blocks(card)
+    skipped = 0 if header is None else header[0].count("\n")
+    claims_below = False  # the head of a table speaks for its rows
+    for number, line in enumerate(text.split("\n"), start=1):
+        in_table = line.lstrip().startswith("|")
+        is_claim = _CLAIM.search(line) is not None
+        claims_below = in_table and (claims_below or is_claim)
+        if number > skipped and (is_claim or claims_below) and _NUMBER.search(line):
+            return number, line.strip()
+    return None
+
+
+# ---- what was measured ----
+
+
+def _measured(path: Path) -> str:
+    measurement = read_measurement(path)
+    parts = [
+        f"**{speed_sentence(measurement)} {text_sentence(measurement)}**",
+        place_sentence(measurement),
+        _methods_table(measurement),
+    ]
+    main = main_summary(measurement)
+    if main is not None and main.acceptance is not None:
+        parts.append(_slots_sentence(main.acceptance))
+    parts += [_slice_table(measurement, name) for name in _SLICES if _varies(measurement, name)]
+    parts += [s for s in [slow_sentence(measurement)] if s is not None]
+    parts.append(_provenance(measurement))
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def _methods_table(measurement: Measurement) -> str:
+    rows = [[s.variant.label, *_figures(s)] for s in measurement.summary.overall]
+    return _wide_table(["method", *_HEADINGS], rows)
+
+
+def _slice_table(measurement: Measurement, name: str) -> str:
+    main = main_summary(measurement)
+    rows = [
+        [value, str(summary.n_prompts), *_figures(summary)]
+        for value, summaries in measurement.summary.slices[name].items()
+        for summary in summaries
+        if main is not None and summary.variant == main.variant
+    ]
+    return _wide_table([_SLICES[name], "prompts", *_HEADINGS], rows)
+
+
+_HEADINGS = (
+    "tokens/s",
+    "speed-up",
+    "speed-up, decoding alone",
+    "acceptance length, macro",
+    "micro",
+    "identical",
+)
+
+
+def _figures(summary: MethodSummary) -> list[str]:
+    accepted, identity = summary.acceptance, summary.identity
+    return [
+        f"{summary.tokens_per_s.median:.1f}",
+        "" if summary.speedup is None else times(summary.speedup.median),
+        "" if summary.speedup_decode is None else times(summary.speedup_decode.median),
+        "" if accepted is None else f"{accepted.macro:.2f}",
+        "" if accepted is None else f"{accepted.micro:.2f}",
+        "" if identity is None else f"{identity.n_identical}/{identity.n_compared}",
+    ]
+
+
+def _varies(measurement: Measurement, name: str) -> bool:
+    return len(measurement.summary.slices[name]) > 1 or name == "dataset"
+
+
+def _slots_sentence(acceptance: Acceptance) -> str:
+    shares = ", ".join(f"{share:.0%}" for share in acceptance.by_slot)
+    return f"Accepted drafts by place in the block (1, 2, ...): {shares}."
+
+
+def _provenance(measurement: Measurement) -> str:
+    p = measurement.provenance
+    versions = ", ".join(f"{name} {version}" for name, version in p.versions.items())
+    rows = {
+        "command": f"`{p.command}`",
+        "drafter": f"sha256 of the weights `{p.drafter.sha256}`",
+        "target": p.target.name + (f" at `{p.target.revision}`" if p.target.revision else ""),
+        "device": f"{p.device}, {plural(p.threads, 'thread')}, "
+        f"{plural(p.n_processes, 'process', 'processes')}",
+        "dtype, decoding": f"{p.dtype}, {decoding_words(measurement.settings.temperature)}, "
+        f"seed {p.seed}",
+        "versions": versions + (f", commit `{p.commit}`" if p.commit else ""),
+        "date": p.date,
+    }
+    return (
+        "Speed-up: median over prompts of the ratio to plain decoding of the same prompt; "
+        "acceptance length: accepted drafts and the bonus token per cycle, mean over outputs "
+        "(macro, as in the papers) and over cycles (micro).\n\n" + table({"": ""}, rows)
+    )
+
+
+# ---- how it was trained ----
+
+
+def _trained(path: Path) -> str:
+    log = read_training_log(path)
+    parts = [_trained_sentence(log)]
+    if log.data:
+        parts.append(table({"data": ""}, {_words(k): cell(v) for k, v in log.data.items()}))
+    parts.append(table({"setting": ""}, {_words(k): cell(v) for k, v in log.settings.items()}))
+    evaluation = log.last_evaluation()
+    if evaluation:
+        rows = {_words(key.removeprefix("eval_")): f"{v:.4g}" for key, v in evaluation.items()}
+        parts += [
+            "Last evaluation on held-out rows, with the target's own tokens as context "
+            '(entries with "decoding": by real decoding):',
+            table({"figure": "value"}, rows),
+        ]
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def _trained_sentence(log: TrainingLog) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in log.versions.items())
+    where = f"{plural(log.n_processes, 'process', 'processes')} on {log.device}"
+    target = f" against {log.target}" if log.target else ""
+    return f"{plural(log.n_steps, 'step')}{target}, {where} ({versions}; {log.date[:10]})."
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _wide_table(headings: list[str], rows: list[list[str]]) -> str:
+    # A column that no row fills says nothing.
+    filled = [i for i in range(len(headings)) if any(row[i] for row in rows)]
+    lines = [[headings[i] for i in filled], ["---"] * len(filled)]
+    lines += [[cell(row[i]) or "-" for i in filled] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+_TEXT_OF: dict[str, Callable[[Path], str]] = {"measured": _measured, "trained": _trained}

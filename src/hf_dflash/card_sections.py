@@ -1,0 +1,173 @@
+"""The parts of a model card that hold no measured figure, as Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from .checkpoint_dflash import tensor_headers_of, weight_files
+from .configuration_dflash import DFlashConfig
+from .findings import plural, short_name
+from .serving import SLIDING, sglang_command, vllm_command
+
+ARCHITECTURES = {"dflash": "DFlash", "dflare": "DFlare"}
+PAPERS = {"dflash": "arxiv:2602.06036", "dflare": "arxiv:2606.02091"}
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+_PACKAGE = """\
+```python
+from hf_dflash import DFlashDraftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("{target}")
+drafter = DFlashDraftModel.from_pretrained("{drafter}", dtype=target.dtype)
+chat = [{{"role": "user", "content": "Count from 1 to 20."}}]
+inputs = tokenizer.apply_chat_template(
+    chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)
+output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
+print(tokenizer.decode(output[0]))
+```
+"""
+_REMOTE_CODE = """\
+```python
+from transformers import AutoModel
+
+drafter = AutoModel.from_pretrained("{drafter}", dtype=target.dtype, trust_remote_code=True)
+output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
+```
+"""
+_STOCK = """\
+```python
+output = target.generate(
+    **inputs, assistant_model=drafter, speculation_type="dflash", max_new_tokens=64
+)
+```
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the safetensors files of a drafter hold."""
+
+    n_parameters: int
+    dtype: str  # of most parameters
+
+
+def weights_of(folder: Path) -> Weights:
+    """Read sizes and dtypes out of the files' headers."""
+    sizes: Counter[str] = Counter()
+    for path in weight_files(folder, {}):
+        for header in tensor_headers_of(path).values():
+            sizes[header["dtype"]] += prod(header["shape"])
+    kind, _ = sizes.most_common(1)[0]
+    return Weights(sum(sizes.values()), DTYPES.get(kind, kind.lower()))
+
+
+def introduction(config: DFlashConfig, target: str | None) -> str:
+    """What it is, for whom."""
+    of_target = f"[{short_name(target)}]({target_link(target)})" if target else "its target model"
+    if target and Path(target).is_absolute():
+        of_target = short_name(target)
+    return (
+        f"A {ARCHITECTURES[config.architecture]} drafter for {of_target}. It proposes "
+        f"{plural(config.block_size - 1, 'token')} in one pass; the target checks them in one pass "
+        "and keeps what it would have written itself. So `generate()` gives the target's own text "
+        "in fewer passes of the target. It is of no use without its target, and for no other one.\n"
+    )
+
+
+def target_link(target: str) -> str:
+    """Where the target is on the Hub."""
+    return f"https://huggingface.co/{target}"
+
+
+def usage_section(config: DFlashConfig, drafter: str, target: str, *, has_code: bool) -> str:
+    """How to decode with it in every engine that can.
+
+    Args:
+        config: Of the drafter.
+        drafter: Repository or folder that the reader loads it from.
+        target: The same of the target.
+        has_code: Whether the folder carries its code for ``trust_remote_code``.
+    """
+    names = {"drafter": drafter, "target": target}
+    parts = ["## Use\n", "### hf-dflash\n", _PACKAGE.format(**names)]
+    if has_code:
+        parts += [
+            "### transformers alone\n",
+            "The code lies in this repository. `target`, `tokenizer` and `inputs` as above:\n",
+            _REMOTE_CODE.format(**names),
+            "The block loop that transformers has since 5.24 takes the same drafter:\n",
+            _STOCK,
+        ]
+    parts.append(
+        "`AutoModel` without `trust_remote_code=True` builds another model with random weights: "
+        "the `model_type` is `qwen3`, which is what serving engines expect.\n"
+    )
+    return "\n".join([*parts, _serving(config, drafter, target)])
+
+
+def _serving(config: DFlashConfig, drafter: str, target: str) -> str:
+    if config.architecture == "dflare":
+        return "### vLLM and SGLang\n\nNeither serves DFlare drafters (vLLM 0.33, SGLang 0.5.23).\n"
+    n_drafts = config.block_size - 1
+    return (
+        f"### vLLM\n\nThe number of drafts is the block size less the anchor: {n_drafts}.\n\n"
+        f"```bash\n{vllm_command(config, target, drafter)}\n```\n\n"
+        f"### SGLang\n\nIt counts the anchor: {config.block_size}.\n\n"
+        f"```bash\n{sglang_command(config, target, drafter)}\n```\n\n"
+        "Both commands follow the engines' documentation (vLLM 0.33, SGLang 0.5.23); they were not "
+        "run for this card.\n"
+    )
+
+
+def details_section(config: DFlashConfig, weights: Weights) -> str:
+    """What the config and the weights say."""
+    kinds = Counter(config.layer_types)
+    attention = ", ".join(
+        f"{n} sliding (window {config.sliding_window})" if kind == SLIDING else f"{n} full"
+        for kind, n in kinds.items()
+    )
+    rows = {
+        "architecture": f"{ARCHITECTURES[config.architecture]} ({PAPERS[config.architecture]})",
+        "parameters": f"{weights.n_parameters:,}, {weights.dtype}; embeddings and head are the "
+        "target's",
+        "block size": f"{config.block_size}: the anchor and {config.block_size - 1} drafts",
+        "draft layers": f"{config.num_hidden_layers}; attention: {attention}",
+        "tapped target layers": f"{', '.join(map(str, config.target_layer_ids))} (0-based; the "
+        "output of layer `i` is `hidden_states[i + 1]`)",
+        "mask token": f"{config.mask_token_id}",
+    }
+    return "## Details\n\n" + table({"": ""}, rows)
+
+
+def limits_section(config: DFlashConfig) -> str:
+    """What it cannot do, whatever was measured."""
+    lines = [
+        "It fits one target. With another one, or after the target was fine-tuned, drafts are "
+        "rejected more often, or it does not load.",
+        "The text does not depend on it, the speed does: where its drafts are mostly rejected, it "
+        "costs time. Measure on your own prompts: `hf-dflash bench`.",
+        "In half precision a pass over several tokens rounds differently from a pass over one, so "
+        "where the target's two best tokens are nearly tied, either may be written.",
+        f"Block sizes above {config.block_size}, the one it was trained with, were not trained.",
+    ]
+    return "## Limits\n\n" + "\n".join(f"* {line}" for line in lines) + "\n"
+
+
+def table(header: Mapping[str, str], rows: Mapping[str, str]) -> str:
+    """A Markdown table of two columns."""
+    [(left, right)] = header.items()
+    lines = [f"| {left} | {right} |", "|---|---|"]
+    lines += [f"| {cell(name)} | {cell(value)} |" for name, value in rows.items()]
+    return "\n".join(lines) + "\n"
+
+
+def cell(text: object) -> str:
+    """Text that does not end a table's cell."""
+    return " ".join(str(text).replace("|", "\\|").split())

@@ -1,0 +1,214 @@
+"""Publish a drafter on the Hub: which files of its folder, checked how, in one commit."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
+from huggingface_hub.utils import validate_repo_id
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from .checkpoint_dflash import SAFE_NAMES, weight_files
+from .model_card import CARD_NAME, EVALUATION_FOLDER, CardOptions, check_card, write_card
+from .modeling_dflash import DFlashDraftModel
+from .training_log import TRAINING_LOG_NAME
+
+#: Sent where they are there; the weights and the code are found by the config and the index.
+_DOCUMENTS = ("generation_config.json", CARD_NAME, "LICENSE*", "NOTICE*", TRAINING_LOG_NAME)
+_EVIDENCE = tuple(f"{EVALUATION_FOLDER}/*{ending}" for ending in (".json", ".svg", ".png", ".html"))
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A file that is sent."""
+
+    name: str  # in the repository
+    path: Path
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FolderContents:
+    """What of a folder belongs to the published drafter, and what stays here."""
+
+    files: tuple[PublishedFile, ...]
+    left_out: tuple[str, ...]  # a folder as one name that ends with /
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files that are sent."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def folder_contents(folder: Path) -> FolderContents:
+    """Say which files of a folder are the drafter: those that some loader or reader asks for.
+
+    So a folder of a training run may be given as it is: checkpoints, optimiser states and logs of
+    other tools are left out.
+
+    Raises:
+        FileNotFoundError: The folder or one of the drafter's files is not there.
+        ValueError: It has no weights that can be read.
+    """
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(
+            f"`folder` must hold a drafter (config.json, model.safetensors), but {folder} has no "
+            "config.json. Save one with save_pretrained, or give the folder of a training run."
+        )
+    names = ["config.json", *_weight_names(folder), *_code_names(folder)]
+    for pattern in (*_DOCUMENTS, *_EVIDENCE):
+        names += sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} lacks {missing}, which its config or index asks for. Save the drafter anew "
+            "with save_pretrained, which writes its code, too."
+        )
+    files = tuple(PublishedFile(n, folder / n, (folder / n).stat().st_size) for n in names)
+    return FolderContents(files, _others(folder, names))
+
+
+def _weight_names(folder: Path) -> list[str]:
+    files = [path.relative_to(folder).as_posix() for path in weight_files(folder, {})]
+    return files if files == [SAFE_NAMES[0]] else [SAFE_NAMES[1], *files]
+
+
+def _code_names(folder: Path) -> list[str]:
+    """Files that ``trust_remote_code`` runs, found as transformers finds them."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    modules = {
+        str(reference).split(".")[0]
+        for reference in (config.get("auto_map") or {}).values()
+        if "--" not in str(reference)  # code of another repository
+    }
+    names = {f"{module}.py" for module in modules}
+    for module in sorted(modules):
+        if (folder / f"{module}.py").is_file():
+            found = get_relative_import_files(folder / f"{module}.py")
+            names |= {Path(file).name for file in found}
+    return sorted(names)
+
+
+def _others(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
+    kept = {name.split("/")[0] for name in names}
+    others = (path for path in folder.iterdir() if path.name not in kept)
+    return tuple(sorted(f"{path.name}/" if path.is_dir() else path.name for path in others))
+
+
+def check_folder(folder: Path) -> FolderContents:
+    """Make sure that what is published loads, and that its card says only what was measured.
+
+    Raises:
+        FileNotFoundError: A file of the drafter is missing.
+        ValueError: The drafter does not load strictly, or its card holds a figure without source.
+    """
+    contents = folder_contents(folder)
+    DFlashDraftModel.from_pretrained(folder, dtype="auto")
+    check_card(folder)
+    return contents
+
+
+def push_folder(
+    folder: Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    commit_message: str | None = None,
+    token: str | bool | None = None,
+) -> str:
+    """Send a checked drafter to the Hub, in one commit: readers find the old or the new one whole.
+
+    A push that was interrupted is begun again by the same call: the Hub keeps large files that
+    arrived and does not ask for them twice.
+
+    Args:
+        folder: Of the drafter.
+        repo_id: "organisation/name", or "name" for your own account; made if it is not there.
+        private: Whether a new repository is; `None`: as your account has it.
+        revision: Branch, made if it is not there; or "refs/pr/N" for an open pull request.
+        create_pr: Propose the files as a pull request.
+        commit_message: Of the commit; "Upload drafter" by default.
+        token: Of the Hub; by default the one that `hf auth login` or HF_TOKEN gives.
+
+    Returns:
+        Address of the repository, or of the pull request.
+
+    Raises:
+        ValueError: The folder or an option is not fit to be published.
+        ConnectionError: The Hub cannot be reached.
+        PermissionError: Not logged in, or not allowed to write.
+        RuntimeError: The Hub answered with another error.
+    """
+    validate_repo_id(repo_id)
+    if create_pr and revision is not None:
+        raise ValueError(
+            f"`revision` must be left out with `create_pr`, whose branch the Hub makes, got "
+            f"{revision!r}. To add to an open pull request: revision='refs/pr/N' alone."
+        )
+    contents = check_folder(folder)
+    api = HfApi(token=token)
+    with _plain_errors(repo_id):
+        repo = api.create_repo(repo_id, private=private, exist_ok=True)
+        if revision is not None and not revision.startswith("refs/"):
+            api.create_branch(repo.repo_id, branch=revision, exist_ok=True)
+        commit = api.create_commit(
+            repo.repo_id,
+            [CommitOperationAdd(file.name, str(file.path)) for file in contents.files],
+            commit_message=commit_message or "Upload drafter",
+            revision=revision,
+            create_pr=create_pr,
+        )
+    return commit.pr_url or str(repo)
+
+
+def push_model(drafter: Any, repo_id: str, **options: Any) -> str:
+    """Save a drafter to a temporary folder with a card and push it; what its `push_to_hub` does.
+
+    Args:
+        drafter: A `DFlashDraftModel`.
+        repo_id: As for `push_folder`.
+        **options: Of `push_folder`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        drafter.save_pretrained(folder)
+        write_card(Path(folder), options=CardOptions(name=repo_id))
+        return push_folder(Path(folder), repo_id, **options)
+
+
+@contextmanager
+def _plain_errors(repo_id: str) -> Iterator[None]:
+    """Say in one line what went wrong on the way, and that nothing was changed by it."""
+    endpoint = HfApi().endpoint
+    whole = f"A push is one commit, so no file of {repo_id} was changed"
+    try:
+        yield
+    except LocalTokenNotFoundError as error:
+        raise PermissionError(f"{_login_hint(endpoint)} {whole}.") from error
+    except HfHubHTTPError as error:
+        if error.response is not None and error.response.status_code in (401, 403):
+            raise PermissionError(f"{_login_hint(endpoint)} {whole}.") from error
+        said = " ".join(str(error).split()).rstrip(".")
+        raise RuntimeError(f"The Hub refused the push: {said}. {whole}.") from error
+    except (HTTPError, OSError, RuntimeError) as error:
+        reason = error.__cause__ or error  # the client wraps what happened to a large file
+        raise ConnectionError(
+            f"The Hub at {endpoint} cannot be reached, or the connection broke "
+            f"({str(reason) or type(reason).__name__}). {whole}. Run the same command when it "
+            "can be: large files that arrived are not sent twice. `--dry-run` needs no network."
+        ) from error
+
+
+def _login_hint(endpoint: str) -> str:
+    return (
+        f"{endpoint} does not let you write there. Log in with `hf auth login`, or set HF_TOKEN to "
+        "a token that may write."
+    )

@@ -1,0 +1,329 @@
+"""The model card of a drafter: generated, with measured figures only, and checked before a push.
+
+Figures come from files that lie in the drafter's folder and are published with it: measurements of
+``hf-dflash bench`` in ``evaluation/``, and the training log. See `card_blocks`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from .card_blocks import block_text, blocks_of, figure_without_source, write_block
+from .card_sections import (
+    PAPERS,
+    details_section,
+    introduction,
+    limits_section,
+    usage_section,
+    weights_of,
+)
+from .configuration_dflash import DFlashConfig
+from .findings import datasets_summary, decoding_words, short_name
+from .measurement import Measurement, MethodSummary, read_measurement, write_whole
+from .provenance import sha256_of_weights
+from .training_log import TRAINING_LOG_NAME, read_training_log
+
+CARD_NAME = "README.md"
+EVALUATION_FOLDER = "evaluation"
+_GENERATED = "<!-- written by hf-dflash card; figures stand between marks and are checked -->"
+
+
+@dataclass(frozen=True, slots=True)
+class CardOptions:
+    """What a card says that no file of the folder tells.
+
+    Attributes:
+        name: Repository that the drafter is loaded from; the folder's name by default.
+        target: Repository of the target; by default the one that the measurements, the training
+            log or the card that is there name.
+        licence: As the Hub writes it, "apache-2.0"; by default that of the card that is there.
+        notes: Markdown of your own, such as where the data are from. Without figures of speed.
+        overwrite: Replace a card that was written by hand.
+    """
+
+    name: str | None = None
+    target: str | None = None
+    licence: str | None = None
+    notes: str | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Files of a folder that hold figures, relative to it, and what they say."""
+
+    measurements: dict[str, Measurement] = field(default_factory=dict)
+    training_log: str | None = None
+
+
+def write_card(
+    folder: Path,
+    *,
+    benches: Sequence[Path] = (),
+    training_log: Path | None = None,
+    options: CardOptions | None = None,
+) -> Path:
+    """Write README.md into a drafter's folder, and the files that its figures are of.
+
+    Args:
+        folder: Of the drafter.
+        benches: Files of `hf-dflash bench`, copied to ``evaluation/``. Without any, those that
+            are there already.
+        training_log: Copied to training_log.json; by default the one that is there.
+        options: What no file tells.
+
+    Returns:
+        Path of the card.
+
+    Raises:
+        ValueError: A measurement is of another drafter, a card was written by hand, or the notes
+            hold a figure.
+        OSError: A file cannot be read or written.
+    """
+    options = options or CardOptions()
+    card_path = folder / CARD_NAME
+    old = _old_card(card_path, options)
+    config = DFlashConfig.from_pretrained(folder)
+    _check_notes(options.notes)
+    for bench in benches:
+        _check_same_drafter(read_measurement(bench), bench, folder)
+    for bench in benches:
+        _copy(bench, folder / EVALUATION_FOLDER / bench.name)
+    if training_log is not None:
+        read_training_log(training_log)
+        _copy(training_log, folder / TRAINING_LOG_NAME)
+    sources = sources_of(folder)
+    target = options.target or _known_target(folder, sources, old)
+    data = _metadata(config, sources, old, options, target)
+    body = _body(folder, config, sources, options, target)
+    write_whole(card_path, f"---\n{data.to_yaml()}\n---\n\n{_GENERATED}\n\n{body}")
+    return card_path
+
+
+def sources_of(folder: Path) -> Sources:
+    """Read the files of a folder that figures may be of.
+
+    Raises:
+        ValueError: One of them is not what its place says.
+    """
+    paths = sorted((folder / EVALUATION_FOLDER).glob("*.json"))
+    measurements = {f"{EVALUATION_FOLDER}/{path.name}": read_measurement(path) for path in paths}
+    has_log = (folder / TRAINING_LOG_NAME).is_file()
+    return Sources(measurements, TRAINING_LOG_NAME if has_log else None)
+
+
+def check_card(folder: Path) -> None:
+    """Make sure that a card holds no figure but those of the files beside it.
+
+    Raises:
+        FileNotFoundError: There is no card.
+        ValueError: A figure has no source, or is not what its source says.
+    """
+    path = folder / CARD_NAME
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {CARD_NAME}. Write one: `hf-dflash card {folder}`."
+        )
+    card = ModelCard.load(path)
+    again = f"Write the card again: `hf-dflash card {folder}`."
+    for block in blocks_of(card.content):
+        if not (folder / block.source).is_file():
+            raise ValueError(f"{path} has figures of {block.source}, which is not there. {again}")
+        if block.text.strip() != block_text(folder, block.kind, block.source):
+            raise ValueError(f"{path} says something else than {block.source} does. {again}")
+    sources = sources_of(folder)
+    for source, measurement in sources.measurements.items():
+        _check_same_drafter(measurement, folder / source, folder)
+    results = [_plain(result) for result in card.data.eval_results or []]
+    expected = [_plain(result) for result in eval_results(sources)]
+    unknown = [result for result in results if result not in expected]
+    if unknown:
+        raise ValueError(
+            f"{path} has a result in its metadata that no file in {EVALUATION_FOLDER}/ gives: "
+            f"{unknown[0]['metric_type']} {unknown[0]['metric_value']} on "
+            f"{unknown[0]['dataset_name']}. {again}"
+        )
+    line = figure_without_source(path.read_text(encoding="utf-8"))
+    if line is not None:
+        raise ValueError(
+            f"{path} has a figure without a source in line {line[0]}: {line[1]!r}. Measure with "
+            "`hf-dflash bench`, write the card from its file (`hf-dflash card --bench`), and keep "
+            "figures out of your own text."
+        )
+
+
+def eval_results(sources: Sources) -> list[EvalResult]:
+    """The measurements as the Hub's metadata have them."""
+    results = []
+    for source, measurement in sources.measurements.items():
+        for name, summary in datasets_summary(measurement).items():
+            results += _results_of(source, measurement, name, summary)
+    return results
+
+
+def _results_of(
+    source: str, measurement: Measurement, dataset: str, summary: MethodSummary
+) -> list[EvalResult]:
+    p = measurement.provenance
+    conditions = {
+        "device": p.device,
+        "dtype": p.dtype,
+        "decoding": decoding_words(measurement.settings.temperature),
+        "block_size": summary.block_size,
+        "measured_in": source,
+    }
+    accepted, speedup = summary.acceptance, summary.speedup
+    values = {
+        "acceptance_length": ("Acceptance length", accepted.macro if accepted else None),
+        "speedup": ("Speed-up over plain decoding", speedup.median if speedup else None),
+    }
+    return [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Speculative decoding",
+            dataset_type=dataset,
+            dataset_name=dataset,
+            metric_type=metric,
+            metric_name=f"{title} ({source})",
+            metric_value=round(value, 3),
+            metric_args=conditions,
+        )
+        for metric, (title, value) in values.items()
+        if value is not None
+    ]
+
+
+def _plain(result: EvalResult) -> dict[str, Any]:
+    """A result without what only the Hub adds."""
+    return {k: v for k, v in vars(result).items() if v is not None and not k.startswith("verif")}
+
+
+def _metadata(
+    config: DFlashConfig,
+    sources: Sources,
+    old: ModelCard | None,
+    options: CardOptions,
+    target: str | None,
+) -> ModelCardData:
+    is_repository = target is not None and "/" in target and _is_repository(target)
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        license=options.licence or _of_old(old, "license"),
+        base_model=target if is_repository else None,
+        # Of the Hub's kinds the one for weights that are used on top of their base model.
+        base_model_relation="adapter" if is_repository else None,
+        tags=[
+            config.architecture,
+            "speculative-decoding",
+            "block-diffusion",
+            "draft-model",
+            PAPERS[config.architecture],
+        ],
+        **_model_index(options, sources),
+    )
+
+
+def _model_index(options: CardOptions, sources: Sources) -> dict[str, Any]:
+    results = eval_results(sources)
+    return {"model_name": options.name or "drafter", "eval_results": results} if results else {}
+
+
+def _body(
+    folder: Path,
+    config: DFlashConfig,
+    sources: Sources,
+    options: CardOptions,
+    target: str | None,
+) -> str:
+    name = options.name or folder.absolute().name
+    measured = [write_block(folder, "measured", source) for source in sources.measurements]
+    log = sources.training_log
+    parts = [
+        f"# {short_name(name)}\n",
+        introduction(config, target),
+        "## Measured\n",
+        *(measured or ["Not measured yet.\n"]),
+        usage_section(
+            config,
+            name,
+            target or "<target>",
+            has_code=(folder / "modeling_dflash.py").is_file(),
+        ),
+        "## Training\n",
+        write_block(folder, "trained", log)
+        if log
+        else "How it was trained is not recorded here.\n",
+        limits_section(config),
+        details_section(config, weights_of(folder)),
+    ]
+    if options.notes:
+        parts.append(f"## Notes\n\n{options.notes.strip()}\n")
+    return "\n".join(parts)
+
+
+def _old_card(path: Path, options: CardOptions) -> ModelCard | None:
+    if not path.is_file():
+        return None
+    card = ModelCard.load(path)
+    if _GENERATED not in card.content and not options.overwrite:
+        raise ValueError(
+            f"{path} was not written by `hf-dflash card`. Give `overwrite` (--overwrite) to "
+            "replace it; text of your own can go into `notes` (--notes FILE)."
+        )
+    return card
+
+
+def _known_target(folder: Path, sources: Sources, old: ModelCard | None) -> str | None:
+    for measurement in sources.measurements.values():
+        return measurement.provenance.target.name
+    if sources.training_log:
+        logged = read_training_log(folder / sources.training_log).target
+        if logged:
+            return logged
+    return _of_old(old, "base_model")
+
+
+def _of_old(old: ModelCard | None, name: str) -> str | None:
+    value = None if old is None else getattr(old.data, name, None)
+    return value if isinstance(value, str) else None
+
+
+def _is_repository(name: str) -> bool:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def _check_same_drafter(measurement: Measurement, path: Path, folder: Path) -> None:
+    got, own = measurement.provenance.drafter, sha256_of_weights(str(folder))
+    if own != got.sha256:
+        raise ValueError(
+            f"`benches` must be of the drafter in {folder}, but {path} measured {got.name} with "
+            f"other weights (sha256 {got.sha256[:12]}..., here {own[:12]}...). Measure this one: "
+            "`hf-dflash bench`."
+        )
+
+
+def _check_notes(notes: str | None) -> None:
+    figure = figure_without_source(notes or "")
+    if figure is not None:
+        raise ValueError(
+            f"`notes` must not hold figures, which come from measurements, got in line {figure[0]}"
+            f": {figure[1]!r}."
+        )
+
+
+def _copy(source: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if source.resolve() != place.resolve():
+        shutil.copyfile(source, place)

@@ -1,0 +1,385 @@
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from typer.testing import CliRunner
+
+from hf_dflash import cli
+from hf_dflash.card_blocks import blocks_of, figure_without_source
+from hf_dflash.measurement import DrafterInfo, Measurement, TargetInfo, write_measurement
+from hf_dflash.model_card import (
+    CardOptions,
+    check_card,
+    write_card,
+)
+from hf_dflash.provenance import sha256_of_weights
+from hf_dflash.training_log import TrainingLog, write_training_log
+from measurements import measurement, pair_of_runs, provenance, run
+from pairs import random_drafter, tiny_target
+
+LOG = TrainingLog(
+    target="org/target",
+    date="2026-01-02T03:04:05+00:00",
+    versions={"torch": "2.13.0"},
+    device="cpu",
+    n_processes=2,
+    n_steps=120,
+    settings={"learning_rate": 6e-4, "block_size": 8, "target_layer_ids": "0, 2"},
+    data={"chat_template": "of the target", "thinking": "off"},
+    log=[
+        {"loss": 3.25, "step": 100},
+        {"eval_loss": 2.5, "eval_acceptance_length": 1.75, "eval_runtime": 3.0, "step": 120},
+        {"eval_decoding_acceptance_length": 1.875, "step": 120},
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    random_drafter(tiny_target()).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    place = tmp_path / "my-drafter"
+    place.mkdir()
+    for path in saved.iterdir():
+        (place / path.name).write_bytes(path.read_bytes())
+    return place
+
+
+def measured(folder: Path, runs: Any = None, **overrides: Any) -> Measurement:
+    """A measurement of the drafter in ``folder``."""
+    sha256 = sha256_of_weights(str(folder))
+    of_this = provenance(
+        target=TargetInfo("org/target"),
+        drafter=DrafterInfo("my-drafter", sha256, "dflash", 8, 2, 1000),
+        **overrides,
+    )
+    return measurement(runs, provenance=of_this)
+
+
+def bench_file(folder: Path, runs: Any = None, name: str = "bench.json") -> Path:
+    path = folder.parent / name
+    write_measurement(measured(folder, runs), path)
+    return path
+
+
+def carded(folder: Path, runs: Any = None, **options: Any) -> str:
+    path = write_card(folder, benches=[bench_file(folder, runs)], options=CardOptions(**options))
+    return path.read_text(encoding="utf-8")
+
+
+# ---- what a card says ----
+
+
+def test_metadata_say_what_it_is_and_what_was_measured(folder: Path) -> None:
+    data = ModelCard(carded(folder, name="me/my-drafter", licence="apache-2.0")).data
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")
+    assert (data.base_model, data.base_model_relation) == ("org/target", "adapter")
+    assert data.license == "apache-2.0"
+    assert {"dflash", "speculative-decoding", "arxiv:2602.06036"} <= set(data.tags)
+    results = {r.metric_type: r for r in data.eval_results}
+    assert results["speedup"].metric_value == 2.0
+    assert results["acceptance_length"].metric_value == pytest.approx(3.667)
+    assert results["speedup"].dataset_type == "gsm8k"
+    assert results["speedup"].metric_args == {
+        "device": "cpu",
+        "dtype": "float32",
+        "decoding": "greedy",
+        "block_size": 8,
+        "measured_in": "evaluation/bench.json",
+    }
+
+
+def test_figures_come_with_what_they_were_measured_on(folder: Path) -> None:
+    [block] = blocks_of(carded(folder))
+    assert "writes 2.00 times as fast as without it" in block.text
+    assert "The text is unchanged: the one output is token for token" in block.text
+    assert "| dflash, block 8 | 10.0 | 2.00x | 2.20x | 3.67 | 3.67 | 1/1 |" in block.text
+    for condition in ("cpu, 1 thread", "float32", "torch 2.13.0", "hf-dflash bench --target t"):
+        assert condition in block.text
+    assert sha256_of_weights(str(folder)) in block.text
+
+
+def test_slices_that_differ_are_told_and_slow_ones_named(folder: Path) -> None:
+    german = {"dataset": "mt-bench", "language": "de", "thinking": True}
+    text = carded(folder, [*pair_of_runs(), *pair_of_runs(0.5, **german)])
+    assert "| de | 1 | 10.0 | 0.50x |" in text
+    assert "| thinking | prompts |" in text
+    assert "| turn | prompts |" not in text, "there is one turn only"
+    assert "Slower than plain decoding on: mt-bench (0.50x)." in text
+
+
+def test_a_card_of_several_measurements_keeps_them_apart(folder: Path) -> None:
+    benches = [bench_file(folder), bench_file(folder, pair_of_runs(1.5), name="gpu.json")]
+    card = write_card(folder, benches=benches).read_text()
+    sources = [block.source for block in blocks_of(card)]
+    assert sources == ["evaluation/bench.json", "evaluation/gpu.json"]
+    speedups = [r for r in ModelCard(card).data.eval_results if r.metric_type == "speedup"]
+    assert [r.metric_value for r in speedups] == [2.0, 1.5]
+
+
+def test_without_a_measurement_there_is_no_figure(folder: Path) -> None:
+    card = write_card(folder).read_text()
+    assert "Not measured yet." in card
+    assert ModelCard(card).data.eval_results is None
+    assert figure_without_source(card) is None
+    assert list(blocks_of(card)) == []
+    check_card(folder)
+
+
+def test_training_is_told_from_its_log(folder: Path) -> None:
+    write_training_log(LOG, folder)
+    [block] = blocks_of(write_card(folder).read_text())
+    assert block.source == "training_log.json"
+    assert "120 steps against org/target, 2 processes on cpu (torch 2.13.0" in block.text
+    assert "| learning rate | 0.0006 |" in block.text
+    assert "| thinking | off |" in block.text
+    assert "| decoding acceptance length | 1.875 |" in block.text
+    assert "runtime" not in block.text
+    check_card(folder)
+
+
+def test_a_training_log_can_be_given(folder: Path, tmp_path: Path) -> None:
+    write_training_log(LOG, tmp_path)
+    write_card(folder, training_log=tmp_path / "training_log.json")
+    assert (folder / "training_log.json").is_file()
+    check_card(folder)
+
+
+def test_every_engine_has_its_command(folder: Path) -> None:
+    card = carded(folder, name="me/my-drafter")
+    assert '"model": "me/my-drafter", "num_speculative_tokens": 7}' in card
+    assert "--speculative-draft-model-path me/my-drafter" in card
+    assert "--speculative-num-draft-tokens 8" in card
+    assert "vllm serve org/target" in card
+    assert 'speculation_type="dflash"' in card
+    assert "trust_remote_code=True" in card
+
+
+def test_what_no_engine_serves_is_said(tmp_path: Path) -> None:
+    random_drafter(tiny_target(), architecture="dflare").save_pretrained(tmp_path)
+    card = write_card(tmp_path).read_text()
+    assert "Neither serves DFlare drafters" in card
+    assert "vllm serve" not in card
+    assert ModelCard(card).data.tags[0] == "dflare"
+
+
+def test_windows_of_two_kinds_need_the_newer_runner(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    drafter = random_drafter(tiny_target(), layer_types=kinds, sliding_window=6)
+    drafter.save_pretrained(tmp_path)
+    card = write_card(tmp_path).read_text()
+    assert "VLLM_USE_V2_MODEL_RUNNER=1 vllm serve" in card
+    assert "1 sliding (window 6), 1 full" in card
+
+
+def test_a_folder_without_code_does_not_promise_it(folder: Path) -> None:
+    (folder / "modeling_dflash.py").unlink()
+    assert "transformers alone" not in write_card(folder).read_text()
+
+
+def test_the_python_of_a_card_is_python_and_its_first_block_decodes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target's repository is a tiny one; the tokenizer a stand-in."""
+    target = tiny_target()
+    card = carded(folder, name=str(folder), target="org/target")
+    blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        ast.parse(block)
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: target
+    )
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_: Tokenizer())
+    scope: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, scope)
+    assert scope["output"].shape == (1, 3 + 64)
+
+
+class Tokenizer:
+    def apply_chat_template(self, chat: Any, **options: Any) -> Any:
+        import torch
+
+        assert chat[0]["role"] == "user"
+        assert options["add_generation_prompt"]
+        return {"input_ids": torch.tensor([[5, 6, 7]])}
+
+    def decode(self, ids: Any) -> str:
+        return str(len(ids))
+
+
+def test_text_of_ones_own_is_kept_apart(folder: Path) -> None:
+    card = carded(folder, notes="Trained on answers of the target to 800 prompts.")
+    assert card.rstrip().endswith("## Notes\n\nTrained on answers of the target to 800 prompts.")
+    check_card(folder)
+
+
+# ---- writing again ----
+
+
+def test_a_card_written_again_keeps_what_no_file_tells(folder: Path) -> None:
+    carded(folder, name="me/my-drafter", licence="mit")
+    again = write_card(folder, options=CardOptions(name="me/my-drafter")).read_text()
+    assert ModelCard(again).data.license == "mit"
+    assert [block.source for block in blocks_of(again)] == ["evaluation/bench.json"]
+    assert ModelCard(again).data.base_model == "org/target"
+
+
+def test_a_card_written_by_hand_is_not_replaced_unasked(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n")
+    with pytest.raises(ValueError, match=r"was not written by `hf-dflash card`.*--overwrite"):
+        write_card(folder)
+    card = write_card(folder, options=CardOptions(overwrite=True)).read_text()
+    assert ModelCard(card).data.license == "mit"
+
+
+def test_a_folder_as_target_is_no_base_model(folder: Path) -> None:
+    data = ModelCard(carded(folder, target="/models/target")).data
+    assert data.base_model is None
+    assert "base_model_relation" not in data.to_dict()
+
+
+def test_a_measurement_of_other_weights_is_refused(folder: Path) -> None:
+    path = folder.parent / "bench.json"
+    write_measurement(measurement(), path)
+    with pytest.raises(ValueError, match=r"`benches` must be of the drafter in .* measured d with"):
+        write_card(folder, benches=[path])
+    assert not (folder / "evaluation").exists()
+
+
+# ---- checking ----
+
+
+def test_a_card_that_was_written_passes(folder: Path) -> None:
+    carded(folder)
+    check_card(folder)
+
+
+def test_a_missing_card(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no README\.md\. Write one: `hf-dflash card"):
+        check_card(folder)
+
+
+def edit(folder: Path, old: str, new: str) -> None:
+    card = folder / "README.md"
+    text = card.read_text()
+    assert old in text
+    card.write_text(text.replace(old, new))
+
+
+def test_an_edited_figure_is_found(folder: Path) -> None:
+    carded(folder)
+    edit(folder, "2.00 times as fast", "3.00 times as fast")
+    with pytest.raises(ValueError, match=r"says something else than evaluation/bench\.json does"):
+        check_card(folder)
+
+
+def test_an_edited_result_in_the_metadata_is_found(folder: Path) -> None:
+    carded(folder)
+    edit(folder, "value: 2.0", "value: 4.0")
+    with pytest.raises(ValueError, match=r"a result in its metadata .* speedup 4\.0 on gsm8k"):
+        check_card(folder)
+
+
+def test_a_measurement_that_is_gone_is_missed(folder: Path) -> None:
+    carded(folder)
+    (folder / "evaluation" / "bench.json").unlink()
+    with pytest.raises(ValueError, match=r"figures of evaluation/bench\.json, which is not there"):
+        check_card(folder)
+
+
+def test_weights_that_were_replaced_are_found(folder: Path) -> None:
+    carded(folder)
+    random_drafter(tiny_target(), seed=5).save_pretrained(folder)
+    with pytest.raises(ValueError, match="other weights"):
+        check_card(folder)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Speed-up: 2.5x over plain decoding.",
+        "It runs 3x faster.",
+        "Acceptance length 4.1 on MT-Bench.",
+        "41.5 tokens/s on an H200",
+        "About 40 % of the drafts are accepted.",
+        "| data set | speed-up |\n|---|---|\n| gsm8k | 2.4 |",
+        "tau = 6.5",
+    ],
+)
+def test_a_figure_of_ones_own_is_found(folder: Path, line: str) -> None:
+    carded(folder)
+    card = folder / "README.md"
+    card.write_text(f"{card.read_text()}\n{line}\n")
+    with pytest.raises(ValueError, match="has a figure without a source in line"):
+        check_card(folder)
+    with pytest.raises(ValueError, match="`notes` must not hold figures, which come from measure"):
+        write_card(folder, options=CardOptions(notes=line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Needs transformers 5.18 and torch 2.6.",
+        "Trained for 2.5 hours on 1.2 M tokens.",
+        "| version | date |\n|---|---|\n| 0.1 | 2026.1 |",
+        "Accepted drafts are those that the target would have written.",
+    ],
+)
+def test_other_numbers_are_not_taken_for_figures(line: str) -> None:
+    assert figure_without_source(line) is None
+
+
+def test_the_line_of_a_figure_is_counted_from_the_top_of_the_file(folder: Path) -> None:
+    card = carded(folder)
+    line, _ = figure_without_source(card + "2.5x faster\n") or (0, "")
+    assert line == len(card.splitlines()) + 1
+
+
+def test_the_hand_written_card_of_the_prototype_would_be_refused() -> None:
+    rows = "| prompts | acceptance length |\n|---|---|\n| tables | 1.86 |"
+    assert figure_without_source(rows) == (3, "| tables | 1.86 |")
+
+
+# ---- the command ----
+
+
+def test_the_command_writes_a_card(folder: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("Made with care.")
+    bench = str(bench_file(folder))
+    options = ["--bench", bench, "--name", "me/d", "--license", "mit", "--notes", str(notes)]
+    result = CliRunner().invoke(cli.app, ["card", str(folder), *options])
+    assert result.exit_code == 0, result.stderr
+    assert "Wrote" in result.stdout
+    card = (folder / "README.md").read_text()
+    assert "Made with care." in card
+    assert ModelCard(card).data.license == "mit"
+
+
+def test_the_command_refuses_in_one_line(folder: Path) -> None:
+    broken = folder.parent / "bench.json"
+    broken.write_text("{")
+    result = CliRunner().invoke(cli.app, ["card", str(folder), "--bench", str(broken)])
+    assert result.exit_code == 2
+    assert re.fullmatch(r"Error: .*bench\.json must be a JSON file of.*\n", result.stderr)
+
+
+def test_gaps_at_differences_are_told(folder: Path) -> None:
+    runs = [*pair_of_runs(), *pair_of_runs(prompt_index=1)]
+    runs[3] = dataclasses.replace(runs[3], identical=False, first_difference=2, top2_gap=0.125)
+    text = carded(folder, [*runs, run(prompt_index=2)])
+    assert "2 of 3 outputs are token for token" in text
+    assert "at most 0.12 apart (logits): a near tie is decided by rounding" in text
