@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .cli_bench import bench
 from .cli_errors import bad_input_is_one_line
 from .cli_publish import card, push
 from .cli_training import TRAIN_CONTEXT, prepare, train
@@ -87,8 +88,10 @@ def generate(
         )
 
 
+app.command()(bench)
 app.command()(prepare)
 app.command(context_settings=TRAIN_CONTEXT)(train)
+
 app.command()(card)
 app.command()(push)
 
