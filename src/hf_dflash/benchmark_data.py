@@ -236,14 +236,20 @@ def _prompts_of_rows(
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        row: Any = None
         try:
-            prompts.append(prompt_of(json.loads(line)))
+            row = json.loads(line)
+            prompts.append(prompt_of(row))
         except json.JSONDecodeError as error:
             raise ValueError(
                 f"{where}, line {number}: not JSON ({error.msg}, column {error.colno}). Is the "
                 "file whole?"
             ) from error
-        except (UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise ValueError(
+                f"{where}, line {number}: needs `{error.args[0]}`, got the columns {sorted(row)}."
+            ) from error
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{where}, line {number}: {error}") from error
     return prompts
 

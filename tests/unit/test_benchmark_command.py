@@ -1,0 +1,228 @@
+"""The whole command on a tiny pair from disk, in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench_pairs import saved_models
+from hf_dflash import benchmark_command, cli
+from hf_dflash.benchmark import Benchmark
+from hf_dflash.benchmark_command import BenchOptions, run_bench
+from hf_dflash.measurement import Measurement, Run, read_measurement
+
+ROWS = [
+    {"prompt": "Hello", "answer": "7"},
+    {"turns": ["yes", "think"], "language": "de"},
+    {"prompt": "the answer"},
+]
+N_METHODS = 5
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return saved_models(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def options(pair: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setenv("COLUMNS", "120")
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "out").mkdir()
+    return [
+        *("--dataset", str(data), "--json", str(tmp_path / "out" / "bench.json")),
+        *(part for name, path in pair.items() for part in (f"--{name}", path)),
+        *("--max-new-tokens", "12", "--lookup", "3"),
+    ]
+
+
+def bench(*options: str) -> Any:
+    return CliRunner().invoke(cli.app, ["bench", *options])
+
+
+def result_of(tmp_path: Path) -> Measurement:
+    return read_measurement(tmp_path / "out" / "bench.json")
+
+
+def test_everything_is_measured_shown_and_written(options: list[str], tmp_path: Path) -> None:
+    shown = bench(*options)
+    assert shown.exit_code == 0, shown.output
+    for part in ("mine", "dflash B4", "stock dflash B4", "prompt lookup", "assistant", "4/4"):
+        assert part in shown.stdout, part
+    measurement = result_of(tmp_path)
+    assert len(measurement.runs) == 4 * N_METHODS  # one prompt has two turns
+    assert measurement.prompts == {"mine": [["Hello"], ["yes", "think"], ["the answer"]]}
+    assert {run.language for run in measurement.runs} == {"en", "de"}
+    assert measurement.settings.n_prompts == {"mine": 3}
+    assert measurement.settings.metrics == ["exact_match (string equality)"]
+    assert measurement.provenance.target.name == "target"
+    assert measurement.provenance.dtype == "float32"
+    drafted = measurement.summary.overall[1]
+    assert drafted.identity.n_identical == drafted.identity.n_compared == 4
+    assert 1 < drafted.acceptance.micro < 4
+    assert drafted.quality.n_judged == 1
+    spelled = {i for run in measurement.runs for i in run.token_ids}
+    assert {str(i) for i in spelled} <= {*measurement.token_texts}
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["bench.json"]
+
+
+class Interrupted:
+    """Stops the second prompt, once."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+        self.error: BaseException | None = error
+        self.measured: list[int] = []
+        run_prompt = Benchmark.run_prompt
+
+        def stopped(benchmark: Benchmark, dataset: str, index: int, prompt: Any) -> list[Run]:
+            if index == 1 and self.error is not None:
+                error, self.error = self.error, None
+                raise error
+            self.measured.append(index)
+            return run_prompt(benchmark, dataset, index, prompt)
+
+        monkeypatch.setattr(Benchmark, "run_prompt", stopped)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interrupted_run_goes_on(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    watched = Interrupted(monkeypatch, error)
+    stopped = bench(*options)
+    assert stopped.exit_code != 0
+    said = " ".join(stopped.stdout.split())
+    assert "1 of 3 prompts are kept in" in said
+    assert "the same command goes on" in said
+    assert not (tmp_path / "out" / "bench.json").exists()
+    assert bench(*options).exit_code == 0
+    assert watched.measured == [0, 1, 2], "the first prompt was not measured twice"
+    assert len(result_of(tmp_path).runs) == 4 * N_METHODS
+
+
+def test_a_finished_run_is_shown_again_and_another_one_refused(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Interrupted(monkeypatch, ValueError())
+    watched.error = None
+    first = bench(*options)
+    before = (tmp_path / "out" / "bench.json").read_bytes()
+    again = bench(*options)
+    assert (again.exit_code, watched.measured) == (0, [0, 1, 2])
+    assert again.stdout.split("tokens/s")[1] == first.stdout.split("tokens/s")[1]
+    other = bench(*options, "--repeats", "2")
+    assert other.exit_code == 2
+    assert "holds another measurement (repeats: 1 there, 2 now)" in other.stderr
+    assert (tmp_path / "out" / "bench.json").read_bytes() == before
+
+
+def broken(runs: list[Run]) -> list[Run]:
+    return [
+        replace(run, identical=False, first_difference=3, top2_gap=0.25)
+        if run.method == "dflash"
+        else run
+        for run in runs
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
+def test_a_difference_fails_in_float32_after_the_result_is_written(
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    status: int,
+) -> None:
+    run_prompt = Benchmark.run_prompt
+    monkeypatch.setattr(Benchmark, "run_prompt", lambda *args: broken(run_prompt(*args)))
+    shown = bench(*options, "--dtype", dtype)
+    assert shown.exit_code == status
+    assert "dflash, block 4: 4 outputs differ" in shown.stdout
+    assert "0.2500" in shown.stdout
+    assert ("FAILED: in float32 every method must" in shown.stderr) == (status == 1)
+    assert result_of(tmp_path).summary.overall[1].identity.n_identical == 0
+
+
+def test_baselines_can_be_left_out(options: list[str], tmp_path: Path) -> None:
+    without = ["--no-stock", "--lookup", "0", "--block-size", "3", "--block-size", "4"]
+    kept = [o for i, o in enumerate(options) if "assistant" not in {o[2:], options[i - 1][2:]}]
+    extra = ["--template-option", "enable_thinking=false", "--template-option", "style=plain"]
+    assert bench(*kept, *without, *extra, "--temperature", "1").exit_code == 0
+    measurement = result_of(tmp_path)
+    assert measurement.settings.methods == ["plain", "dflash"]
+    assert measurement.settings.block_sizes == [3, 4]
+    assert measurement.settings.template_options == {"enable_thinking": False, "style": "plain"}
+    assert all(run.identical is None for run in measurement.runs)
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--dtype", "int8"], "`dtype` must be one of float32, bfloat16, float16, got 'int8'"),
+        (["--n-prompts", "0"], "`n_prompts` must be at least 1, got 0"),
+        (["--max-new-tokens", "1"], "`max_new_tokens` must be at least 2, got 1"),
+        (["--temperature", "-1"], "`temperature` must be 0 or more, got -1.0"),
+        (["--block-size", "1"], "`block_size` must be at least 2, each once, got [1]"),
+        (["--block-size", "4", "--block-size", "4"], "each once, got [4, 4]"),
+        (["--repeats", "0"], "`repeats` must be at least 1, got 0"),
+        (["--lookup", "-1"], "`lookup` must be 0 or more, got -1"),
+        (["--json", "/no/such/folder/f.json"], "`json` must be a file in an existing folder"),
+        (["--dataset", "other/mine.jsonl"], "`dataset` must not name two of the same name"),
+        (["--dataset", "gsm9k"], "`dataset` must be one of gsm8k, math500"),
+        (["--target", "/no/such/folder"], "`target` must be a folder or a Hub repository"),
+        (["--drafter", "/no/such/folder"], "`drafter` must be a folder or a Hub repository"),
+        (["--assistant", "/no/such/folder"], "`assistant` must be a folder or a Hub repository"),
+        (["--template-option", "thinking"], "`template_option` must be NAME=VALUE, got 'thinking'"),
+        (["--template-option", "a=[1]"], "`template_option` a must be a text, a number"),
+    ],
+)
+def test_bad_input_is_one_line(options: list[str], extra: list[str], message: str) -> None:
+    shown = bench(*options, *extra)
+    assert shown.exit_code == 2
+    assert shown.stderr.count("\n") == 1
+    assert message in shown.stderr
+
+
+def test_a_data_set_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"`dataset` must be given at least once, got \[\]"):
+        run_bench(BenchOptions([], tmp_path / "bench.json"))
+
+
+def test_a_pair_that_does_not_fit_is_refused_before_anything_is_measured(
+    options: list[str], tmp_path: Path
+) -> None:
+    config = Path(options[options.index("--drafter") + 1]) / "config.json"
+    fields = json.loads(config.read_text())
+    other = tmp_path / "drafter"
+    other.mkdir()
+    weights = config.with_name("model.safetensors")
+    (other / weights.name).write_bytes(weights.read_bytes())
+    (other / "config.json").write_text(json.dumps(fields | {"num_target_layers": 9}))
+    shown = bench(*options, "--drafter", str(other))
+    assert shown.exit_code == 2
+    assert "9" in shown.stderr
+
+
+def test_without_options_it_is_the_shipped_pair(
+    monkeypatch: pytest.MonkeyPatch, pair: dict[str, str], options: list[str]
+) -> None:
+    folders: dict[str, Callable[..., Path]] = {
+        "demo_drafter_folder": lambda: Path(pair["drafter"]),
+        "target_folder": lambda **_: Path(pair["target"]),
+    }
+    for name, folder in folders.items():
+        monkeypatch.setattr(benchmark_command, name, folder)
+    assert bench(*options[:4], "--max-new-tokens", "4").exit_code == 0
+
+
+def test_help_has_an_example_and_units() -> None:
+    shown = bench("--help").stdout
+    for part in ("hf-dflash bench --dataset gsm8k-pypi", "--json", "accelerate launch", "float32"):
+        assert part in " ".join(shown.split()), part

