@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from smollm2_prompts import prompts
-from torch.utils.data import Subset
 
 from hf_dflash import (
     DecodingCallback,
@@ -27,8 +26,11 @@ from hf_dflash import (
 from hf_dflash.chats import read_chats
 from hf_dflash.data import encode_chats
 from hf_dflash.smollm2 import load_target
+from hf_dflash.taps_cache import MANIFEST, CachedTaps, write_taps
+from hf_dflash.warm_start import init_from_target
 
 ANSWERS = Path(__file__).parent / "data" / "smollm2_answers.jsonl.gz"
+HELD_OUT = Path(__file__).parent / "data" / "smollm2_held_out.jsonl.gz"
 # <empty_output>: a token of the tokenizer that the target never writes.
 MASK_TOKEN_ID = 16
 MAX_NEW_TOKENS = 96
@@ -39,6 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder of checkpoints and of the result")
     parser.add_argument("--answers", type=Path, default=ANSWERS)
+    parser.add_argument("--held-out", type=Path, default=HELD_OUT, help="answers to evaluate on")
+    parser.add_argument("--taps", type=Path, help="folder to keep the target's hidden states in")
     parser.add_argument("--warm-start", type=Path, help="a trained drafter to go on from")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--epochs", type=float, default=10)
@@ -46,35 +50,59 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--anchors", type=int, default=24)
+    parser.add_argument("--block-size", type=int, default=8, help="anchor included")
+    parser.add_argument("--layers", type=int, default=3, help="draft layers of a new drafter")
+    parser.add_argument("--architecture", choices=["dflash", "dflare"], default="dflash")
+    parser.add_argument("--from-target", action="store_true", help="start from target layers")
+    parser.add_argument("--sampled-tokens", type=int, help="for a sampled softmax, on CPUs")
     parser.add_argument("--learning-rate", type=float, default=6e-4)
+    parser.add_argument("--schedule", default="cosine", help="of the learning rate")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--eval-steps", type=int, default=200)
     parser.add_argument("--eval-prompts", type=int, default=13)
     options = parser.parse_args()
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     target, tokenizer = load_target(options.dtype)
+    drafter = new_drafter(target, options)
     rows = encode_chats(tokenizer, read_chats(options.answers))
-    n_eval = 4 * options.eval_prompts
+    if options.taps is not None:  # the target runs once for a row, not once an epoch
+        if not (options.taps / MANIFEST).is_file():
+            write_taps(target, drafter.config, rows, options.taps)
+        rows = CachedTaps(rows, options.taps, drafter.config)
     trainer = DFlashTrainer(
-        new_drafter(target, options),
+        drafter,
         target,
         arguments(options),
-        train_dataset=Subset(rows, range(n_eval, len(rows))),
-        eval_dataset=Subset(rows, range(n_eval)),
+        train_dataset=rows,
+        eval_dataset=encode_chats(tokenizer, read_chats(options.held_out)),
     )
-    held_out = held_out_prompts(tokenizer, options.eval_prompts)
-    trainer.add_callback(DecodingCallback(trainer, held_out, max_new_tokens=MAX_NEW_TOKENS))
+    if options.eval_prompts:
+        prompts = held_out_prompts(tokenizer, options.eval_prompts)
+        trainer.add_callback(DecodingCallback(trainer, prompts, max_new_tokens=MAX_NEW_TOKENS))
     trainer.train(resume_from_checkpoint=options.resume)
     trainer.save_model(str(options.out / "drafter"))
 
 
 def new_drafter(target: Any, options: argparse.Namespace) -> DFlashDraftModel:
-    """Three layers and five taps, or a trained drafter."""
+    """A new drafter with five taps, or a trained one whose blocks may get another size."""
     if options.warm_start is not None:
-        return DFlashDraftModel.from_pretrained(options.warm_start, dtype=torch.float32)
+        config = DFlashConfig.from_pretrained(options.warm_start)
+        config.block_size = options.block_size
+        return DFlashDraftModel.from_pretrained(
+            options.warm_start, config=config, dtype=torch.float32
+        )
     config = DFlashConfig.for_target(
-        target.config, num_draft_layers=3, num_taps=5, mask_token_id=MASK_TOKEN_ID
+        target.config,
+        architecture=options.architecture,
+        num_draft_layers=options.layers,
+        num_taps=5,
+        block_size=options.block_size,
+        mask_token_id=MASK_TOKEN_ID,
     )
-    return DFlashDraftModel(config)
+    drafter = DFlashDraftModel(config)
+    if options.from_target:
+        init_from_target(drafter, target)
+    return drafter
 
 
 def arguments(options: argparse.Namespace) -> DFlashTrainingArguments:
@@ -85,7 +113,10 @@ def arguments(options: argparse.Namespace) -> DFlashTrainingArguments:
         max_steps=options.max_steps,
         per_device_train_batch_size=options.batch_size,
         learning_rate=options.learning_rate,
+        lr_scheduler_type=options.schedule,
+        seed=options.seed,
         n_anchors=options.anchors,
+        n_sampled_tokens=options.sampled_tokens,
         bf16=options.dtype == "bfloat16",  # quicker on a GPU, and on CPUs with AMX
         use_cpu=not torch.cuda.is_available(),
         logging_steps=20,
