@@ -7,6 +7,7 @@ import typer
 
 from .cli_bench import bench
 from .cli_errors import bad_input_is_one_line
+from .cli_formats import convert, doctor
 from .cli_publish import card, push
 from .cli_training import TRAIN_CONTEXT, prepare, train
 
@@ -94,6 +95,9 @@ app.command(context_settings=TRAIN_CONTEXT)(train)
 
 app.command()(card)
 app.command()(push)
+
+app.command()(convert)
+app.command()(doctor)
 
 
 def main() -> None:

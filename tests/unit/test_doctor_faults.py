@@ -1,0 +1,428 @@
+"""Planted faults: one folder, one fault, and the finding that names the engine and the reason."""
+
+import json
+import re
+
+import pytest
+import torch
+
+import published_folders as folders
+from hf_dflash.convert import convert
+from hf_dflash.doctor import as_dict, examine
+from hf_dflash.doctor_facts import ENGINES, FAULT, WARNING
+from pairs import random_drafter, tiny_target
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+NESTED = {"block_size": 8, "mask_token_id": 95, "target_layer_ids": [0, 2]}
+
+
+def ours(folder, **overrides):
+    drafter = random_drafter(tiny_target(), num_target_layers=4, **overrides)
+    drafter.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def config(**changes):
+    """A drafter as this package saves it, with changes to its config.json."""
+
+    def plant(folder):
+        folders.edit_config(ours(folder), **changes)
+
+    return plant
+
+
+def nested(**changes):
+    content = {**NESTED, **changes}
+    return config(dflash_config={k: v for k, v in content.items() if v != "DELETE"})
+
+
+def tensors(change, **overrides):
+    def plant(folder):
+        folders.edit_tensors(ours(folder, **overrides), change)
+
+    return plant
+
+
+def file(name, content):
+    def plant(folder):
+        (ours(folder) / name).write_text(content)
+
+    return plant
+
+
+def remove(name):
+    def plant(folder):
+        (ours(folder) / name).unlink()
+
+    return plant
+
+
+def published(make, *args, **changes):
+    return lambda folder: make(folder, *args, **changes)
+
+
+def speculators(**changes):
+    return lambda folder: folders.speculators(folder, tiny_target(), "org/t", **changes)
+
+
+def native(change=None, **changes):
+    def plant(folder):
+        ours(folder / "ours")
+        convert(folder / "ours", folder / "d", to="native")
+        folders.edit_config(folder / "d", **changes)
+        if change is not None:
+            folders.edit_tensors(folder / "d", change)
+        return folder / "d"
+
+    return plant
+
+
+def truncate(folder):
+    path = ours(folder) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def cast(dtype, *names):
+    def change(content):
+        for name in names or list(content):
+            content[name] = content[name].to(dtype)
+
+    return change
+
+
+def prefix(content):
+    for name in list(content):
+        content[f"model.{name}"] = content.pop(name)
+
+
+FAULTS = [
+    # files
+    ("truncated weights", truncate, ENGINES[2:5], "weights", "truncated or is not a safetensors"),
+    ("no weights", remove("model.safetensors"), ["hf-dflash"], "weights", "has no model.safetens"),
+    (
+        "code missing",
+        remove("modeling_dflash.py"),
+        ["trust_remote_code"],
+        "auto_map",
+        "points to m",
+    ),
+    ("part of the code", remove("rope_dflash.py"), ["trust_remote_code"], "rope", "imports rope_d"),
+    (
+        "mask embedding",
+        file("mask_embedding.pt", ""),
+        ["hf-dflash", "llama.cpp"],
+        "mask_",
+        "is not",
+    ),
+    ("card of vLLM", file("README.md", '"num_speculative_tokens": 8'), ["vllm"], "README", "B - 1"),
+    (
+        "card of SGLang",
+        file("README.md", "--speculative-num-draft-tokens 7"),
+        ["sglang"],
+        "README",
+        "the anchor included",
+    ),
+    (
+        "too many drafts",
+        file("generation_config.json", '{"num_assistant_tokens": 8}'),
+        ["hf-dflash"],
+        "num_assistant_tokens",
+        "8 drafts a cycle, but a block of 8 has 7",
+    ),
+    # taps
+    ("no taps", nested(target_layer_ids="DELETE"), ["vllm"], "target_layer", "EAGLE-3's three"),
+    ("no taps, SGLang", nested(target_layer_ids="DELETE"), ["sglang"], "target_", "spread"),
+    ("no taps, ours", nested(target_layer_ids="DELETE"), ["hf-dflash"], "config", "cannot be g"),
+    ("a tap too few", nested(target_layer_ids=[0]), ["vllm", "sglang"], "target_", "1 taps of"),
+    ("a tap too deep", nested(target_layer_ids=[0, 4]), ["sglang"], "target_", r"must lie in 0..3"),
+    (
+        "ids of vLLM differ",
+        config(eagle_aux_hidden_state_layer_ids=[0, 2]),
+        ["vllm"],
+        "eagle_aux",
+        r"\[0, 2\], not \[0, 2\] \+ 1",
+    ),
+    # mask token
+    ("no mask token", nested(mask_token_id="DELETE"), ["vllm", "llama.cpp"], "mask", "no mask"),
+    ("no mask, SGLang", nested(mask_token_id="DELETE"), ["sglang"], "mask", "untrained row"),
+    ("mask beyond", nested(mask_token_id=96), ["vllm", "sglang"], "mask_token_id", "no row of a"),
+    # windows
+    (
+        "window discarded",
+        config(layer_types=[SLIDING] * 2, sliding_window=16),
+        ["vllm", "sglang"],
+        "sliding_window",
+        "`use_sliding_window` is not true",
+    ),
+    (
+        "no window",
+        config(layer_types=[SLIDING] * 2, use_sliding_window=True),
+        ["vllm", "sglang"],
+        "sliding_window",
+        "`sliding_window` is missing",
+    ),
+    ("a type too few", config(layer_types=[FULL]), ["vllm", "sglang"], "layer_types", "1 entries"),
+    ("swa of ModelOpt", published(folders.modelopt), ["sglang"], "use_swa", "full attention"),
+    # causality
+    (
+        "causality differs",
+        config(is_causal=True, dflash_config={**NESTED, "causal": False}),
+        ["vllm", "sglang"],
+        "is_causal",
+        "differ",
+    ),
+    ("causal for vLLM only", nested(causal=True), ["sglang"], "is_causal", "ignores"),
+    # names and tensors
+    ("prefix", tensors(prefix), ["vllm", "llama.cpp"], "model.", "start with `model.`"),
+    (
+        "a head",
+        tensors(lambda t: t.update({"lm_head.weight": torch.zeros(96, 32)})),
+        ["hf-dflash", "llama.cpp"],
+        "lm_head",
+        "lm_head.weight",
+    ),
+    (
+        "a reduced head",
+        tensors(lambda t: t.update({"d2t": torch.zeros(8)})),
+        ["sglang"],
+        "d2t",
+        "drops d2t without a word",
+    ),
+    (
+        "a buffer",
+        tensors(lambda t: t.update({"rotary_emb.inv_freq": torch.zeros(8)})),
+        ["hf-dflash", "llama.cpp"],
+        "rotary",
+        "refused|cannot map",
+    ),
+    (
+        "a scale",
+        tensors(lambda t: t.update({"layers.0.mlp.up_proj.weight_scale": torch.zeros(1)})),
+        ["vllm"],
+        "layers.0.mlp",
+        "no parameter",
+    ),
+    ("a norm missing", tensors(lambda t: t.pop("norm.weight")), ["sglang"], "norm", "not notice"),
+    (
+        "bias not said",
+        tensors(
+            lambda t: t.update({"layers.0.self_attn.q_proj.bias": torch.zeros(32)}),
+        ),
+        ["vllm"],
+        "layers.0.self_attn.q_proj.bias",
+        "no parameter",
+    ),
+    ("sizes", config(intermediate_size=48), ["vllm", "sglang"], "layers.0.mlp", "the config asks"),
+    (
+        "two of one",
+        tensors(lambda t: t.update({"model.fc.weight": t["fc.weight"] + 1})),
+        ["vllm"],
+        "w",
+        "Two tensors",
+    ),
+    (
+        "DFlare called DFlash",
+        lambda folder: folders.edit_config(
+            ours(folder, architecture="dflare"), architectures=["DFlashDraftModel"]
+        ),
+        ["sglang"],
+        "architectures",
+        "tensors are DFlare's: SGLang drops them",
+    ),
+    # architecture, dtype, rope, activation
+    ("class name", config(architectures=["MyDraftModel"]), ["vllm", "sglang"], "archi", "MyDraft"),
+    (
+        "class name, ours",
+        config(architectures=["MyDraftModel"]),
+        ["hf-dflash"],
+        "config",
+        "must be",
+    ),
+    ("model type", config(model_type="dflash"), ["vllm", "llama.cpp"], "model_type", "no config"),
+    ("dtypes differ", config(torch_dtype="float32"), ["vllm", "hf-dflash"], "dtype", "differ"),
+    ("packed", tensors(cast(torch.int8, "fc.weight")), ["hf-dflash"], "quantization", "quantised"),
+    (
+        "rope spellings differ",
+        config(rope_theta=5.0),
+        ["hf-dflash"],
+        "config.json",
+        "`rope_theta` .* must agree",
+    ),
+    ("activation", config(hidden_act="gelu"), ["vllm", "sglang"], "hidden_act", "silu only"),
+    ("scaled rows", config(input_embedding_scale=8.0), ["vllm"], "input_embed", "unscaled rows"),
+    ("wide taps", config(target_hidden_size=48), ["sglang"], "target_hidden", "is not read"),
+    # block size
+    ("block sizes differ", config(block_size=16), ["sglang", "llama.cpp"], "block_size", "16 at"),
+    (
+        "z-lab's code reads the top level",
+        published(folders.zlab, auto_map={"AutoModel": "dflash.X"}, num_target_layers=None),
+        ["trust_remote_code"],
+        "num_target_layers",
+        "z-lab's code",
+    ),
+    # speculators
+    ("vLLM's own fault", speculators(), ["vllm"], "sliding_window_non", "every layer causal"),
+    (
+        "no verifier",
+        speculators(speculators_config={}),
+        ["vllm", "speculators"],
+        "spec",
+        "must name",
+    ),
+    (
+        "K too large",
+        speculators(
+            speculators_config={
+                "proposal_methods": [{"speculative_tokens": 8}],
+                "verifier": {"name_or_path": "org/t"},
+            }
+        ),
+        ["vllm"],
+        "speculative_tokens",
+        "is 8; a block of 8 drafts 7",
+    ),
+    (
+        "no ids",
+        speculators(aux_hidden_state_layer_ids=None),
+        ["speculators"],
+        "config",
+        "must list",
+    ),
+    ("no maps", speculators(draft_vocab_size=8), ["speculators", "vllm"], "d2t", "8 rows"),
+    # transformers' own class
+    (
+        "native names",
+        native(lambda t: t.update({"fc.weight": t.pop("encoder.fc.weight")})),
+        ["transformers"],
+        "encoder.fc",
+        "at random",
+    ),
+    ("native default", native(mask_token_id="DELETE"), ["transformers"], "mask", "own default"),
+    ("native causal", native(is_causal=True), ["transformers"], "is_causal", "both ways"),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "engines", "subject", "reason"),
+    [fault[1:] for fault in FAULTS],
+    ids=[fault[0] for fault in FAULTS],
+)
+def test_a_planted_fault_is_found(plant, engines, subject, reason, tmp_path):
+    folder = plant(tmp_path / "d")
+    examination = examine(folder or tmp_path / "d")
+    assert examination.exit_code == 1
+    verdicts = {verdict.engine: verdict for verdict in examination.verdicts}
+    for engine in engines:
+        assert verdicts[engine].state == "faulty", as_dict(examination)["engines"][engine]
+        assert any(
+            re.match(subject, finding.subject) and re.search(reason, finding.reason)
+            for finding in verdicts[engine].findings
+            if finding.severity == FAULT and finding.remedy
+        ), as_dict(examination)["engines"][engine]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("target")
+    tiny_target(eos_token_id=95).save_pretrained(folder)
+    tokens = [{"id": 90, "content": "<|MASK|>"}]
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
+    return str(folder)
+
+
+def test_the_target_s_mask_token_and_the_drafter_s_must_be_one(target, tmp_path):
+    examination = examine(ours(tmp_path / "d"), target)
+    found = [f for v in examination.verdicts for f in v.findings if f.subject == "mask_token_id"]
+    assert any(f.engine == "sglang" and "at 90" in f.reason for f in found)
+    assert any(f.severity == WARNING and "eos token" in f.reason for f in found)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "subject", "reason"),
+    [
+        ({"hidden_size": 40}, "hidden_size", "`hidden_size` is 32, the target's is 40"),
+        ({"vocab_size": 128}, "vocab_size", "`vocab_size` is 96, the target's is 128"),
+        ({"num_hidden_layers": 6}, "num_target_layers", "is 4, the target's is 6"),
+        ({"num_hidden_layers": 2}, "target_layer_ids", "but the target has 2 layers"),
+    ],
+)
+def test_a_drafter_of_another_target_is_found(sizes, subject, reason, tmp_path):
+    tiny_target(**sizes).save_pretrained(tmp_path / "target")
+    examination = examine(ours(tmp_path / "d"), str(tmp_path / "target"))
+    for engine in ("hf-dflash", "vllm", "sglang"):
+        findings = next(v.findings for v in examination.verdicts if v.engine == engine)
+        assert any(f.subject == subject and reason in f.reason for f in findings)
+
+
+WARNINGS = [
+    ("last tap", nested(target_layer_ids=[0, 3]), "vllm", "target_layer_ids", "last layer"),
+    ("float16", tensors(cast(torch.float16)), "sglang", "dtype", "overflow"),
+    ("dtype not said", tensors(cast(torch.float32)), "hf-dflash", "dtype", "says bfloat16"),
+    ("flat", published(folders.flat), "vllm", "dflash_config", "top level"),
+    (
+        "mixed",
+        config(layer_types=[SLIDING, FULL], sliding_window=8, use_sliding_window=True),
+        "vllm",
+        "layer_types",
+        "V2 model runner",
+    ),
+    ("softcap", config(final_logit_softcapping=30.0), "vllm", "final_logit", "temperature"),
+    ("scale", config(input_embedding_scale=8.0), "sglang", "input_embed", "own scale"),
+    ("no block size", published(folders.zlab, block_size=None), "sglang", "block_size", "missing"),
+    (
+        "embeddings",
+        tensors(lambda t: t.update({"embed_tokens.weight": torch.zeros(96, 32)})),
+        "sglang",
+        "embed_tokens",
+        "without a word",
+    ),
+    ("mask embedding", file("mask_embedding.pt", ""), "sglang", "mask_embedding", "local folder"),
+    (
+        "native windows",
+        native(layer_types=[SLIDING] * 2, sliding_window=16, is_causal=False),
+        "transformers",
+        "sliding_window",
+        "one token further",
+    ),
+    (
+        "z-lab's windows",
+        published(
+            folders.zlab,
+            auto_map={"AutoModel": "dflash.X"},
+            layer_types=[SLIDING] * 2,
+            sliding_window=8,
+            use_sliding_window=True,
+        ),
+        "trust_remote_code",
+        "layer_types",
+        "flash attention only",
+    ),
+    (
+        "fewer drafts",
+        speculators(
+            speculators_config={
+                "proposal_methods": [{"speculative_tokens": 3}],
+                "verifier": {"name_or_path": "o/t"},
+            }
+        ),
+        "vllm",
+        "speculative_tokens",
+        "is 3",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "engine", "subject", "reason"),
+    [w[1:] for w in WARNINGS],
+    ids=[w[0] for w in WARNINGS],
+)
+def test_what_works_but_needs_a_look_is_a_warning(plant, engine, subject, reason, tmp_path):
+    folder = plant(tmp_path / "d")
+    verdict = examine(folder or tmp_path / "d", engines=[engine]).verdicts[0]
+    assert any(
+        finding.severity == WARNING
+        and re.match(subject, finding.subject)
+        and re.search(reason, finding.reason)
+        for finding in verdict.findings
+    ), verdict
