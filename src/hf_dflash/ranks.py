@@ -28,17 +28,16 @@ class Ranks:
                 raise RuntimeError(
                     "Several processes need `accelerate`: pip install 'hf-dflash[bench]'."
                 ) from error
-            self._state = PartialState()
-            self.rank = self._state.process_index
+            # Without being told so, it takes each process of a machine without a GPU for the only.
+            self._state = PartialState(cpu=not _has_accelerator())
+            self.rank, self.n_ranks = self._state.process_index, self._state.num_processes
 
     @property
     def device(self) -> str:
         """Where this process decodes."""
-        import torch
-
         if self._state is not None:
             return str(self._state.device)
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if _has_accelerator() else "cpu"
 
     def owns(self, number: int) -> bool:
         """Whether this process takes prompt ``number`` of all."""
@@ -58,3 +57,9 @@ class Ranks:
         if self._state is not None:
             self._state.wait_for_everyone()
             self._state.destroy_process_group()
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return torch.cuda.is_available() and not os.environ.get("ACCELERATE_USE_CPU")

@@ -1,0 +1,73 @@
+"""The installed command: on several processes, and on the real model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_pairs import saved_models
+from hf_dflash.measurement import Measurement, read_measurement
+
+BENCH = ("-m", "hf_dflash.cli", "bench")
+RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+def run(command: list[str]) -> Any:
+    variables = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, env=variables
+    )
+
+
+def same_work(measurement: Measurement) -> list[Any]:
+    """All that does not depend on the clock."""
+    return [(r.key, r.token_ids, r.n_accepted, r.identical) for r in measurement.runs]
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_prompts_and_write_one_result(tmp_path: Path) -> None:
+    pair = saved_models(tmp_path)
+    data = tmp_path / "mine.jsonl"
+    rows = [{"prompt": "Hello"}, {"turns": ["yes", "think"]}, {"prompt": "the answer"}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = [part for name, path in pair.items() for part in (f"--{name}", path)]
+    options += ["--dataset", str(data), "--max-new-tokens", "12"]
+    results = {}
+    for name, launcher in (("one", BENCH), ("two", (*RANKS, *BENCH))):
+        folder = tmp_path / name
+        folder.mkdir()
+        path = folder / "bench.json"
+        made = run([*launcher, *options, "--json", str(path)])
+        assert made.returncode == 0, made.stderr
+        assert made.stdout.count("dflash B4") == 2, "one process shows the table: ours and stock's"
+        assert [p.name for p in folder.iterdir()] == ["bench.json"]
+        results[name] = read_measurement(path)
+    assert same_work(results["one"]) == same_work(results["two"])
+    assert [results[name].provenance.n_processes for name in ("one", "two")] == [1, 2]
+    drafted = results["two"].summary.overall[1]
+    assert 1 < drafted.acceptance.micro < 4
+    assert drafted.identity.n_identical == 4
+
+
+@pytest.mark.slow
+def test_the_shipped_pair_on_held_out_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    options = ["--dataset", "held-out", "--n-prompts", "2", "--max-new-tokens", "32"]
+    made = run([*BENCH, *options, "--json", str(path)])
+    assert made.returncode == 0, made.stderr
+    summary = read_measurement(path).summary
+    assert [m.method for m in summary.overall] == [
+        "plain",
+        "dflash",
+        "stock_dflash",
+        "prompt_lookup",
+    ]
+    for method in summary.overall[1:]:
+        assert method.identity.n_identical == method.identity.n_compared == 2
+    assert summary.overall[1].acceptance.micro > 1.2
