@@ -29,6 +29,7 @@ LISTED = (
     "num_train_epochs",
     "max_steps",
     "learning_rate",
+    "warmup_steps",
     "bf16",
     "seed",
     "logging_steps",

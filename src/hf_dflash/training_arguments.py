@@ -40,10 +40,12 @@ class DFlashTrainingArguments(TrainingArguments):
         ValueError: A value is out of range, or two options contradict each other.
     """
 
-    learning_rate: float = field(default=6e-4)
-    lr_scheduler_type: str = field(default="cosine")
-    warmup_steps: float = field(default=0.04)
-    max_grad_norm: float = field(default=1.0)
+    learning_rate: float = field(default=6e-4, metadata={"help": "At its peak, of AdamW."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "See transformers."})
+    warmup_steps: float = field(
+        default=0.04, metadata={"help": "Steps of warm-up; below 1: share of all steps."}
+    )
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Where gradients are clipped."})
     remove_unused_columns: bool = field(default=False)
     # Every parameter of a drafter is used in every forward.
     ddp_find_unused_parameters: bool | None = field(default=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,11 +70,19 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
 
     Raises:
         NotImplementedError: Flex attention or FSDP on CPUs.
+        ValueError: FSDP has left the target's weights out of all processes but the first.
     """
     if is_compiled(config) and args.device.type == "cpu":
         raise NotImplementedError(
             '`attn_implementation`="flex_attention" cannot be trained on CPUs (torch has no '
             'backward for it there). Load the drafter with "sdpa": it computes the same.'
+        )
+    loads_once = os.environ.get("FSDP_CPU_RAM_EFFICIENT_LOADING", "false").lower()
+    if shards and loads_once in ("true", "1"):
+        raise ValueError(
+            "`fsdp_cpu_ram_efficient_loading` must be false, got true: with it, models are loaded "
+            "by one process, and the others get the weights of the drafter but not of the target. "
+            "Set it in the FSDP config (examples/accelerate/fsdp2.yaml)."
         )
     if args.fsdp and not shards:
         raise NotImplementedError(

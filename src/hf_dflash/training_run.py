@@ -1,6 +1,7 @@
 """One run of `hf-dflash train`: load, build the trainer, train, save."""
 
 import logging
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def finish_run(run: RunArguments, trainer: DFlashTrainer) -> None:
     trainer.save_model()
     if trainer.is_world_process_zero():
         logger.info("The drafter is in %s.", trainer.args.output_dir)
+    trainer.accelerator.end_training()  # processes leave together
 
 
 def _check_output(args: DFlashTrainingArguments) -> None:
@@ -135,4 +137,7 @@ def _adapted(drafter: Any, run: RunArguments) -> Any:
         lora_alpha=run.lora_alpha or run.lora_rank or 1,
         target_modules="all-linear",
     )
-    return get_peft_model(drafter, config)
+    with warnings.catch_warnings():
+        # PEFT asks transformers for an attribute that has another name by now.
+        warnings.filterwarnings("ignore", ".is_gradient_checkpointing. is dep", FutureWarning)
+        return get_peft_model(drafter, config)
