@@ -1,99 +1,30 @@
 """Planted faults: one folder, one fault, and the finding that names the engine and the reason."""
 
-import json
 import re
 
 import pytest
 import torch
 
 import published_folders as folders
-from hf_dflash.convert import convert
 from hf_dflash.doctor import as_dict, examine
-from hf_dflash.doctor_facts import ENGINES, FAULT, WARNING
-from pairs import random_drafter, tiny_target
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-NESTED = {"block_size": 8, "mask_token_id": 95, "target_layer_ids": [0, 2]}
-
-
-def ours(folder, **overrides):
-    drafter = random_drafter(tiny_target(), num_target_layers=4, **overrides)
-    drafter.to(torch.bfloat16).save_pretrained(folder)
-    return folder
-
-
-def config(**changes):
-    """A drafter as this package saves it, with changes to its config.json."""
-
-    def plant(folder):
-        folders.edit_config(ours(folder), **changes)
-
-    return plant
-
-
-def nested(**changes):
-    content = {**NESTED, **changes}
-    return config(dflash_config={k: v for k, v in content.items() if v != "DELETE"})
-
-
-def tensors(change, **overrides):
-    def plant(folder):
-        folders.edit_tensors(ours(folder, **overrides), change)
-
-    return plant
-
-
-def file(name, content):
-    def plant(folder):
-        (ours(folder) / name).write_text(content)
-
-    return plant
-
-
-def remove(name):
-    def plant(folder):
-        (ours(folder) / name).unlink()
-
-    return plant
-
-
-def published(make, *args, **changes):
-    return lambda folder: make(folder, *args, **changes)
-
-
-def speculators(**changes):
-    return lambda folder: folders.speculators(folder, tiny_target(), "org/t", **changes)
-
-
-def native(change=None, **changes):
-    def plant(folder):
-        ours(folder / "ours")
-        convert(folder / "ours", folder / "d", to="native")
-        folders.edit_config(folder / "d", **changes)
-        if change is not None:
-            folders.edit_tensors(folder / "d", change)
-        return folder / "d"
-
-    return plant
-
-
-def truncate(folder):
-    path = ours(folder) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
-
-
-def cast(dtype, *names):
-    def change(content):
-        for name in names or list(content):
-            content[name] = content[name].to(dtype)
-
-    return change
-
-
-def prefix(content):
-    for name in list(content):
-        content[f"model.{name}"] = content.pop(name)
-
+from hf_dflash.doctor_facts import ENGINES, FAULT
+from planted import (
+    FULL,
+    NESTED,
+    SLIDING,
+    cast,
+    config,
+    file,
+    native,
+    nested,
+    ours,
+    prefix,
+    published,
+    remove,
+    speculators,
+    tensors,
+    truncate,
+)
 
 FAULTS = [
     # files
@@ -319,110 +250,3 @@ def test_a_planted_fault_is_found(plant, engines, subject, reason, tmp_path):
             for finding in verdicts[engine].findings
             if finding.severity == FAULT and finding.remedy
         ), as_dict(examination)["engines"][engine]
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("target")
-    tiny_target(eos_token_id=95).save_pretrained(folder)
-    tokens = [{"id": 90, "content": "<|MASK|>"}]
-    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": tokens}))
-    return str(folder)
-
-
-def test_the_target_s_mask_token_and_the_drafter_s_must_be_one(target, tmp_path):
-    examination = examine(ours(tmp_path / "d"), target)
-    found = [f for v in examination.verdicts for f in v.findings if f.subject == "mask_token_id"]
-    assert any(f.engine == "sglang" and "at 90" in f.reason for f in found)
-    assert any(f.severity == WARNING and "eos token" in f.reason for f in found)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "subject", "reason"),
-    [
-        ({"hidden_size": 40}, "hidden_size", "`hidden_size` is 32, the target's is 40"),
-        ({"vocab_size": 128}, "vocab_size", "`vocab_size` is 96, the target's is 128"),
-        ({"num_hidden_layers": 6}, "num_target_layers", "is 4, the target's is 6"),
-        ({"num_hidden_layers": 2}, "target_layer_ids", "but the target has 2 layers"),
-    ],
-)
-def test_a_drafter_of_another_target_is_found(sizes, subject, reason, tmp_path):
-    tiny_target(**sizes).save_pretrained(tmp_path / "target")
-    examination = examine(ours(tmp_path / "d"), str(tmp_path / "target"))
-    for engine in ("hf-dflash", "vllm", "sglang"):
-        findings = next(v.findings for v in examination.verdicts if v.engine == engine)
-        assert any(f.subject == subject and reason in f.reason for f in findings)
-
-
-WARNINGS = [
-    ("last tap", nested(target_layer_ids=[0, 3]), "vllm", "target_layer_ids", "last layer"),
-    ("float16", tensors(cast(torch.float16)), "sglang", "dtype", "overflow"),
-    ("dtype not said", tensors(cast(torch.float32)), "hf-dflash", "dtype", "says bfloat16"),
-    ("flat", published(folders.flat), "vllm", "dflash_config", "top level"),
-    (
-        "mixed",
-        config(layer_types=[SLIDING, FULL], sliding_window=8, use_sliding_window=True),
-        "vllm",
-        "layer_types",
-        "V2 model runner",
-    ),
-    ("softcap", config(final_logit_softcapping=30.0), "vllm", "final_logit", "temperature"),
-    ("scale", config(input_embedding_scale=8.0), "sglang", "input_embed", "own scale"),
-    ("no block size", published(folders.zlab, block_size=None), "sglang", "block_size", "missing"),
-    (
-        "embeddings",
-        tensors(lambda t: t.update({"embed_tokens.weight": torch.zeros(96, 32)})),
-        "sglang",
-        "embed_tokens",
-        "without a word",
-    ),
-    ("mask embedding", file("mask_embedding.pt", ""), "sglang", "mask_embedding", "local folder"),
-    (
-        "native windows",
-        native(layer_types=[SLIDING] * 2, sliding_window=16, is_causal=False),
-        "transformers",
-        "sliding_window",
-        "one token further",
-    ),
-    (
-        "z-lab's windows",
-        published(
-            folders.zlab,
-            auto_map={"AutoModel": "dflash.X"},
-            layer_types=[SLIDING] * 2,
-            sliding_window=8,
-            use_sliding_window=True,
-        ),
-        "trust_remote_code",
-        "layer_types",
-        "flash attention only",
-    ),
-    (
-        "fewer drafts",
-        speculators(
-            speculators_config={
-                "proposal_methods": [{"speculative_tokens": 3}],
-                "verifier": {"name_or_path": "o/t"},
-            }
-        ),
-        "vllm",
-        "speculative_tokens",
-        "is 3",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("plant", "engine", "subject", "reason"),
-    [w[1:] for w in WARNINGS],
-    ids=[w[0] for w in WARNINGS],
-)
-def test_what_works_but_needs_a_look_is_a_warning(plant, engine, subject, reason, tmp_path):
-    folder = plant(tmp_path / "d")
-    verdict = examine(folder or tmp_path / "d", engines=[engine]).verdicts[0]
-    assert any(
-        finding.severity == WARNING
-        and re.match(subject, finding.subject)
-        and re.search(reason, finding.reason)
-        for finding in verdict.findings
-    ), verdict
