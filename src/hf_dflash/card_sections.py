@@ -10,10 +10,9 @@ from pathlib import Path
 
 from .checkpoint_dflash import tensor_headers_of, weight_files
 from .configuration_dflash import DFlashConfig
-from .findings import plural, short_name
+from .findings import ARCHITECTURES, plural, short_name
 from .serving import SLIDING, sglang_command, vllm_command
 
-ARCHITECTURES = {"dflash": "DFlash", "dflare": "DFlare"}
 PAPERS = {"dflash": "arxiv:2602.06036", "dflare": "arxiv:2606.02091"}
 DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 

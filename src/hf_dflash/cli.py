@@ -8,7 +8,7 @@ import typer
 from .cli_bench import bench
 from .cli_errors import bad_input_is_one_line
 from .cli_formats import convert, doctor
-from .cli_publish import card, push
+from .cli_publish import card, push, report
 from .cli_training import TRAIN_CONTEXT, prepare, train
 
 app = typer.Typer(
@@ -98,6 +98,7 @@ app.command()(push)
 
 app.command()(convert)
 app.command()(doctor)
+app.command()(report)
 
 
 def main() -> None:

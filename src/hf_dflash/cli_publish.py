@@ -69,6 +69,31 @@ def card(
         run_card(folder, bench or [], training_log, notes, options)
 
 
+def report(
+    bench: Annotated[
+        Path, typer.Argument(metavar="RESULTS.json", help="Measurement of `hf-dflash bench`.")
+    ],
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE.html", help="The page to write.")
+    ] = Path("report.html"),
+    pictures: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the pictures there, too, as SVG and PNG."),
+    ] = None,
+) -> None:
+    """Show a measurement as one HTML page: figures, pictures, and how every token came.
+
+    The page asks for nothing outside itself. Needs matplotlib: `pip install 'hf-dflash[plot]'`.
+
+    Example: `hf-dflash report results.json -o report.html`
+    """
+    with bad_input_is_one_line():
+        from .report_command import run_report
+
+        run_report(bench, out, pictures)
+
+
 def push(
     folder: Folder,
     repo_id: Annotated[

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from .measurement import Identity, Measurement, MethodSummary, Spread
 
+#: Names of the papers' methods.
+ARCHITECTURES = {"dflash": "DFlash", "dflare": "DFlare"}
+
 
 def main_summary(measurement: Measurement) -> MethodSummary | None:
     """The drafter at the block size it was made for; else its first one; None if not measured."""

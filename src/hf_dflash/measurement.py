@@ -10,6 +10,7 @@ import types
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -74,7 +75,7 @@ __all__ = [
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measurement:
     """All that a benchmark measured.
 
@@ -90,7 +91,7 @@ class Measurement:
     runs: list[Run]
     token_texts: dict[str, str] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def summary(self) -> Summary:
         """Every figure, computed from the runs."""
         return summarise(self.runs)

@@ -272,7 +272,7 @@ def _body(
 def _old_card(path: Path, options: CardOptions) -> ModelCard | None:
     if not path.is_file():
         return None
-    card = ModelCard.load(path)
+    card: ModelCard = ModelCard.load(path)
     if _GENERATED not in card.content and not options.overwrite:
         raise ValueError(
             f"{path} was not written by `hf-dflash card`. Give `overwrite` (--overwrite) to "

@@ -1,4 +1,4 @@
-"""What the commands that publish do: write the card, make the report, list the files, push."""
+"""What the commands that publish do: write the card, list the files, push."""
 
 from __future__ import annotations
 
