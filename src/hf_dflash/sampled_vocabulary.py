@@ -71,8 +71,8 @@ def check_plain_head(target: Any) -> None:
         NotImplementedError: It is quantised, adapted, sharded or no linear layer.
     """
     head = target.get_output_embeddings()
-    weight = getattr(head, "weight", None)
-    if type(head) is not torch.nn.Linear or not weight.is_floating_point() or weight.is_meta:
+    is_plain = type(head) is torch.nn.Linear
+    if not is_plain or not head.weight.is_floating_point() or head.weight.is_meta:
         raise NotImplementedError(
             "`n_sampled_tokens` needs a target whose head is a plain linear layer in memory, got "
             f"{type(head).__name__}. Leave it out: the loss is then taken over all tokens."

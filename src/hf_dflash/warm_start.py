@@ -15,23 +15,34 @@ from .target import decoder_layers
 _ALIASES = {"k_proj_target": "k_proj", "v_proj_target": "v_proj"}
 
 
+#: DFlare's mix of taps starts with this much more weight (a logit) on the tap that is chosen.
+_CHOSEN_TAP = 3.0
+
+
 @torch.no_grad()
 def init_from_target(
-    drafter: Any, target: Any, layer_ids: Sequence[int] | None = None
+    drafter: Any,
+    target: Any,
+    layer_ids: Sequence[int] | None = None,
+    *,
+    input_ids: Tensor | None = None,
 ) -> list[str]:
     """Copy layers of the target into the draft layers, wherever name and shape agree.
 
-    What the target lacks or has otherwise (its width of heads or of the MLP, norms of queries and
-    keys, quantised weights) stays as it was; so does what only a drafter has.
+    The context features become one tap, normed as the target's next layer norms it: the draft
+    layers then find keys and values such as they know. What the target lacks or has otherwise (its
+    width of heads or of the MLP, quantised weights) stays as it was.
 
     Args:
         drafter: A new drafter.
         target: Its target.
-        layer_ids: 0-based layer of the target for each draft layer; spread up to the last by
-            default.
+        layer_ids: 0-based layer of the target for each draft layer, ascending; by default spread
+            from behind the last tap but one up to the last layer.
+        input_ids: (1, S) some text. Where a drafter norms queries and keys and the target does
+            not, the norms get the scale that the target's have on it.
 
     Returns:
-        Names of the drafter's parameters that were copied.
+        Names of the drafter's parameters that were set.
 
     Raises:
         ValueError: There are not as many layers as draft layers, one is not the target's, or
@@ -40,7 +51,7 @@ def init_from_target(
     layers = decoder_layers(target)
     n_layers, n_draft = len(layers), len(drafter.layers)
     if layer_ids is None:
-        layer_ids = [(i + 1) * n_layers // n_draft - 1 for i in range(n_draft)]
+        layer_ids = _spread(drafter.config.target_layer_ids, n_layers, n_draft)
     if len(layer_ids) != n_draft or not all(0 <= i < n_layers for i in layer_ids):
         raise ValueError(
             f"`layer_ids` must name a layer of the target (0..{n_layers - 1}) for each of the "
@@ -48,20 +59,83 @@ def init_from_target(
         )
     copied = []
     for i, layer_id in enumerate(layer_ids):
-        source = dict(layers[layer_id].named_parameters())
-        copied += _copy(drafter.layers[i], source, f"layers.{i}.")
+        copied += _copy(drafter.layers[i], layers[layer_id], f"layers.{i}.")
     final_norm = getattr(target.get_decoder(), "norm", None)
     if final_norm is not None:
-        copied += _copy(drafter.norm, dict(final_norm.named_parameters()), "norm.")
+        copied += _copy(drafter.norm, final_norm, "norm.")
     if not any(name.startswith("layers.") for name in copied):
         raise ValueError(
             f"No weight of `{type(target).__name__}`'s layers fits the drafter's. Give the drafter "
             "the target's sizes, or let it start from random weights."
         )
+    copied += _choose_tap(drafter, layers, layer_ids[0])
+    if input_ids is not None:
+        copied += _scale_heads(drafter, target, [layers[i] for i in layer_ids], input_ids, copied)
     return copied
 
 
-def _copy(module: Any, source: Mapping[str, Tensor], prefix: str) -> list[str]:
+def _spread(taps: Sequence[int], n_layers: int, n_draft: int) -> list[int]:
+    first, last = sorted(taps)[-2:][0] + 1, n_layers - 1
+    first = min(first, last)
+    return [
+        last - (last - first) * (n_draft - 1 - i) // max(1, n_draft - 1) for i in range(n_draft)
+    ]
+
+
+def _choose_tap(drafter: Any, layers: Any, first_layer: int) -> list[str]:
+    """Let the features be the highest tap below the first copied layer."""
+    taps = list(drafter.config.target_layer_ids)
+    below = [tap for tap in taps if tap < first_layer]
+    tap = max(below) if below else min(taps)
+    set_ = []
+    if hasattr(drafter, "layer_fusion_weights"):
+        drafter.layer_fusion_weights.zero_()
+        drafter.layer_fusion_weights[:, taps.index(tap)] = _CHOSEN_TAP
+        set_.append("layer_fusion_weights")
+    elif drafter.config.target_hidden_size == drafter.config.hidden_size:
+        width = drafter.config.hidden_size
+        drafter.fc.weight.zero_()
+        place = taps.index(tap) * width
+        drafter.fc.weight[:, place : place + width].fill_diagonal_(1.0)
+        set_.append("fc.weight")
+    norm = getattr(layers[min(tap + 1, len(layers) - 1)], "input_layernorm", None)
+    if set_ and norm is not None:
+        set_ += _copy(drafter.hidden_norm, norm, "hidden_norm.")
+    return set_
+
+
+def _scale_heads(
+    drafter: Any, target: Any, layers: Sequence[Any], input_ids: Tensor, copied: Sequence[str]
+) -> list[str]:
+    """Give norms of queries and keys the root mean square that the target's have on a text."""
+    outputs: dict[str, Tensor] = {}
+    hooks = []
+    for i, layer in enumerate(layers):
+        for kind in ("q", "k"):
+            name = f"layers.{i}.self_attn.{kind}_norm.weight"
+            projection = getattr(getattr(layer, "self_attn", None), f"{kind}_proj", None)
+            is_copied = name.replace("_norm", "_proj") in copied
+            if projection is not None and is_copied and name not in copied:
+                hooks.append(projection.register_forward_hook(_keep(outputs, name)))
+    try:
+        target.get_decoder()(input_ids=input_ids.to(target.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    parameters = dict(drafter.named_parameters())
+    for name, output in outputs.items():
+        # The first token's states are the sink of attention, far from all others.
+        heads = output[:, 1:].float().unflatten(-1, (-1, drafter.config.head_dim))
+        parameters[name].fill_(heads.square().mean(dim=-1).sqrt().mean())
+    return list(outputs)
+
+
+def _keep(outputs: dict[str, Tensor], name: str) -> Any:
+    return lambda _module, _inputs, output: outputs.__setitem__(name, output)
+
+
+def _copy(module: Any, source_module: Any, prefix: str) -> list[str]:
+    source = _effective_weights(source_module)
     copied = []
     for name, parameter in module.named_parameters():
         parts = [_ALIASES.get(part, part) for part in name.split(".")]
@@ -71,6 +145,16 @@ def _copy(module: Any, source: Mapping[str, Tensor], prefix: str) -> list[str]:
             parameter.copy_(found.to(parameter))
             copied.append(prefix + name)
     return copied
+
+
+def _effective_weights(module: Any) -> Mapping[str, Tensor]:
+    """Parameters by name; of RMS norms what they multiply by, which in Gemma is 1 + the weight."""
+    weights: dict[str, Tensor] = dict(module.named_parameters())
+    for name, part in module.named_modules():
+        if "RMSNorm" in type(part).__name__ and hasattr(part, "weight"):
+            # Far above the norm's epsilon, and a power of two: nothing is rounded.
+            weights[f"{name}.weight".lstrip(".")] = part(torch.full_like(part.weight, 1024.0))
+    return weights
 
 
 def merge_adapter(model: Any) -> Any:

@@ -7,11 +7,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_dflash import DFlashDraftModel
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
-from hf_dflash.warm_start import init_from_target, merge_adapter
+from hf_dflash.warm_start import _copy, init_from_target, merge_adapter
 from pairs import random_drafter
 from training_pairs import BLOCK, generated_rows, training_drafter, training_target
 
@@ -23,6 +24,14 @@ pytestmark = pytest.mark.filterwarnings(PEFT_WARNING)
 @pytest.fixture(scope="module")
 def target() -> Any:
     return training_target()
+
+
+def llama_target() -> Any:
+    """A target that does not norm its queries and keys."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes, **heads)).eval()
 
 
 def train(model: Any, target: Any, folder: Path, **options: Any) -> DFlashTrainer:
@@ -56,12 +65,63 @@ def test_layers_are_copied_where_they_fit(target: Any, architecture: str) -> Non
         assert torch.equal(ours.input_layernorm.weight, source.input_layernorm.weight)
         if architecture == "dflare":
             assert torch.equal(ours.self_attn.k_proj_target.weight, source.self_attn.k_proj.weight)
-    assert torch.equal(drafter.norm.weight, target.model.norm.weight)
+    torch.testing.assert_close(drafter.norm.weight, target.model.norm.weight)
     for name, parameter in drafter.named_parameters():
         if name not in copied:
             assert torch.equal(parameter, before[name])
-    assert ("fc.weight" in before) == (architecture == "dflash")
-    assert {"hidden_norm.weight", "fc.weight"}.isdisjoint(copied)
+    assert any(not torch.equal(p, before[name]) for name, p in drafter.named_parameters())
+
+
+@pytest.mark.parametrize("architecture", ["dflash", "dflare"])
+def test_the_features_start_as_a_tap_normed_as_the_target_does(
+    target: Any, architecture: str
+) -> None:
+    drafter = random_drafter(target, BLOCK, architecture=architecture)
+    copied = init_from_target(drafter, target)  # layers 1 and 3, taps 0 and 2
+    taps = torch.randn(1, 5, 2 * target.config.hidden_size)
+    features = drafter.fuse_context(taps)
+    wanted = target.model.layers[1].input_layernorm(taps[..., : target.config.hidden_size])
+    assert "hidden_norm.weight" in copied
+    if architecture == "dflash":
+        torch.testing.assert_close(features[0], wanted)
+    for mixed in features:  # of DFlare, 95 % that tap
+        assert torch.cosine_similarity(mixed, wanted, dim=-1).min() > 0.9
+
+
+def test_norms_of_heads_get_the_targets_scale() -> None:
+    target = llama_target()
+    drafter = random_drafter(target, BLOCK)
+    ids = torch.arange(1, 30)[None]
+    assert not any("q_norm" in name for name in init_from_target(drafter, target))
+    copied = init_from_target(drafter, target, input_ids=ids)
+    assert {f"layers.{i}.self_attn.{kind}_norm.weight" for i in (0, 1) for kind in "qk"} <= set(
+        copied
+    )
+    layer = target.model.layers[1]
+    with torch.no_grad():
+        states = target.model(ids, output_hidden_states=True).hidden_states[1]
+        heads = layer.self_attn.q_proj(layer.input_layernorm(states))[:, 1:].unflatten(
+            -1, (-1, drafter.config.head_dim)
+        )
+    norm = drafter.layers[0].self_attn.q_norm.weight
+    assert norm.unique().numel() == 1
+    torch.testing.assert_close(norm[0], heads.square().mean(dim=-1).sqrt().mean())
+
+
+def test_a_norm_that_adds_one_to_its_weight_is_copied_as_it_acts() -> None:
+    class GemmaRMSNorm(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((4,), 0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True)) * (1 + self.weight)
+
+    copy_into = torch.nn.Module()
+    copy_into.weight = torch.nn.Parameter(torch.zeros(4))
+    with torch.no_grad():
+        assert _copy(copy_into, GemmaRMSNorm(), "norm.") == ["norm.weight"]
+    torch.testing.assert_close(copy_into.weight.data, torch.full((4,), 1.5))
 
 
 def test_what_has_another_shape_stays(target: Any) -> None:
