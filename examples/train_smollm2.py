@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from smollm2_prompts import prompts
+from torch.utils.data import Subset
 
 from hf_dflash import (
     DecodingCallback,
@@ -41,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder of checkpoints and of the result")
     parser.add_argument("--answers", type=Path, default=ANSWERS)
+    parser.add_argument("--n-answers", type=int, help="train on the first ones only")
     parser.add_argument("--held-out", type=Path, default=HELD_OUT, help="answers to evaluate on")
     parser.add_argument("--taps", type=Path, help="folder to keep the target's hidden states in")
     parser.add_argument("--warm-start", type=Path, help="a trained drafter to go on from")
@@ -65,15 +67,18 @@ def main() -> None:
     target, tokenizer = load_target(options.dtype)
     drafter = new_drafter(target, options)
     rows = encode_chats(tokenizer, read_chats(options.answers))
+    if options.from_target:
+        init_from_target(drafter, target, input_ids=torch.tensor([rows[0]["input_ids"]]))
     if options.taps is not None:  # the target runs once for a row, not once an epoch
         if not (options.taps / MANIFEST).is_file():
             write_taps(target, drafter.config, rows, options.taps)
         rows = CachedTaps(rows, options.taps, drafter.config)
+    n_rows = len(rows) if options.n_answers is None else options.n_answers
     trainer = DFlashTrainer(
         drafter,
         target,
         arguments(options),
-        train_dataset=rows,
+        train_dataset=Subset(rows, range(n_rows)),
         eval_dataset=encode_chats(tokenizer, read_chats(options.held_out)),
     )
     if options.eval_prompts:
@@ -99,10 +104,7 @@ def new_drafter(target: Any, options: argparse.Namespace) -> DFlashDraftModel:
         block_size=options.block_size,
         mask_token_id=MASK_TOKEN_ID,
     )
-    drafter = DFlashDraftModel(config)
-    if options.from_target:
-        init_from_target(drafter, target)
-    return drafter
+    return DFlashDraftModel(config)
 
 
 def arguments(options: argparse.Namespace) -> DFlashTrainingArguments:

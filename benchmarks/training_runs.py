@@ -1,0 +1,90 @@
+"""Train small variants at equal steps on equal data, and compare what they learn.
+
+    python benchmarks/training_runs.py WORK --json runs.json             # all of them
+    python benchmarks/training_runs.py WORK --runs dflash dflare --seeds 0 1 2
+
+Every variant is a call of `examples/train_smollm2.py` with the shipped answers; what is compared is
+the simulated acceptance length on held-out prompts. WORK keeps the runs and the target's hidden
+states, which all of them share; a run that is there is not repeated. Takes an hour or two of CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).parents[1] / "examples" / "train_smollm2.py"
+COMMON = "--batch-size 8 --anchors 32 --block-size 8 --sampled-tokens 2048 --learning-rate 1e-3"
+#: What each variant changes. The first is what all the others are compared with.
+VARIANTS = {
+    "dflash": "--from-target",
+    "dflare": "--from-target --architecture dflare",
+    "random start": "",
+    "half of the answers": "--from-target --n-answers 1074",
+    "a quarter of the answers": "--from-target --n-answers 537",
+    "2 layers": "--from-target --layers 2",
+    "5 layers": "--from-target --layers 5",
+}
+
+
+def main() -> None:
+    """Run what is asked for and write the curves."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("work", type=Path, help="folder of the runs")
+    parser.add_argument("--runs", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results: dict[str, Any] = {"command": " ".join(sys.argv), "runs": []}
+    for seed in options.seeds:
+        for name in options.runs:
+            results["runs"].append(run(options.work, name, seed, options.steps))
+            if options.json is not None:
+                options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for name in options.runs:
+        lengths = [r["curve"][-1]["acceptance_length"] for r in results["runs"] if r["run"] == name]
+        spread = f"{min(lengths):.3f}..{max(lengths):.3f}"
+        print(f"{name:26} {statistics.mean(lengths):.3f} ({spread}, {len(lengths)} seeds)")
+
+
+def run(work: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
+    """Train one variant, unless it is there, and read its evaluations."""
+    folder = work / f"{name.replace(' ', '-')}-{steps}-{seed}"
+    command = [
+        *(str(SCRIPT), str(folder), "--taps", str(work / "taps"), "--seed", str(seed)),
+        *(
+            "--max-steps",
+            str(steps),
+            "--eval-steps",
+            str(max(1, steps // 5)),
+            "--eval-prompts",
+            "0",
+        ),
+        *f"{COMMON} {VARIANTS[name]}".split(),
+    ]
+    state = folder / f"checkpoint-{steps}" / "trainer_state.json"
+    if not state.is_file():
+        subprocess.run([sys.executable, *command], check=True)
+    history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+    options = command[4:]  # without folders
+    return {"run": name, "seed": seed, "options": " ".join(options), "curve": curve(history)}
+
+
+def curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """The evaluations of a run."""
+    wanted = ("acceptance_length", "accuracy_1", "loss")
+    return [
+        {"step": log["step"], **{name: log[f"eval_{name}"] for name in wanted}}
+        for log in history
+        if "eval_acceptance_length" in log
+    ]
+
+
+if __name__ == "__main__":
+    main()
