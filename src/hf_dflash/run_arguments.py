@@ -75,8 +75,14 @@ class RunArguments:
 
     target: str = field(metadata={"help": "Folder or Hub repository of the target."})
     data: str = field(metadata={"help": "Rows to train on, made by `hf-dflash prepare`."})
-    eval_data: str | None = _option("Held-out rows, evaluated as eval_strategy says and at the end")
-    decoding_prompts: int = _option("Prompts of eval_data to decode at every evaluation.", 0)
+    eval_data: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Held-out rows, evaluated as eval_strategy says and at the end; several files "
+            "(languages, thinking on and off, lengths) are told apart by their names."
+        },
+    )
+    decoding_prompts: int = _option("Prompts of each of them to decode at every evaluation.", 0)
     decoding_max_new_tokens: int = _option("Most tokens to decode for each of them.", 128)
     taps: str | None = _option("Folder of data's cached taps (`prepare --cache-taps`).")
     target_dtype: Literal["auto", "float32", "bfloat16", "float16"] = _option(
@@ -134,8 +140,8 @@ class RunArguments:
         )
         self._check(
             self.decoding_prompts == 0 or (self.decoding_prompts > 0 and bool(self.eval_data)),
-            f"`decoding_prompts` are the first of `eval_data`: give that, and a number of at least "
-            f"0, got {self.decoding_prompts}.",
+            f"`decoding_prompts` are the first of each `eval_data`: give that, and a number of "
+            f"at least 0, got {self.decoding_prompts}.",
         )
         self._check(
             self.decoding_max_new_tokens > 0,

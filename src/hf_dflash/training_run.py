@@ -39,7 +39,7 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     _check_output(args)
     args.dataloader_pin_memory &= args.device.type == "cuda"  # torch warns of it elsewhere
     rows: Any = open_rows(Path(run.data))
-    evaluation = None if run.eval_data is None else open_rows(Path(run.eval_data))
+    slices = _slices(run.eval_data or [])
     torch.manual_seed(args.seed)  # a new drafter's weights are part of the run
     tokenizer = load_tokenizer(run.target)
     target = load_model(run.target, run.target_dtype, run.target_device_map)
@@ -47,15 +47,17 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     if run.taps is not None:
         rows = CachedTaps(rows, Path(run.taps), drafter.config)
     if run.shard_target:
-        for name, part in (("data", rows), ("eval_data", evaluation)):
-            check_one_forward_a_batch(part or [], name)
+        for name, part in {"data": rows, **slices}.items():
+            check_one_forward_a_batch(part, name)
         shard_target(target, args.device)
     model = drafter if run.lora_rank is None else _adapted(drafter, run)
+    # One alone needs no name of its own.
+    evaluation: Any = next(iter(slices.values())) if len(slices) == 1 else slices or None
     trainer = DFlashTrainer(model, target, args, rows, evaluation)
     if isinstance(rows, CachedTaps):
         check_taps(trainer.target, rows)
     if run.decoding_prompts:
-        prompts = prompts_of(evaluation, run.decoding_prompts)
+        prompts = [p for part in slices.values() for p in prompts_of(part, run.decoding_prompts)]
         n_new = run.decoding_max_new_tokens
         trainer.add_callback(DecodingCallback(trainer, prompts, max_new_tokens=n_new))
     return run, trainer
@@ -69,10 +71,8 @@ def finish_run(run: RunArguments, trainer: DFlashTrainer) -> None:
     """
     trainer.train(resume_from_checkpoint=_resumed(trainer.args))
     step = trainer.state.global_step
-    is_measured = any(
-        "eval_loss" in log and log["step"] == step for log in trainer.state.log_history
-    )
-    if run.eval_data is not None and not is_measured:
+    last = [name for log in trainer.state.log_history if log["step"] == step for name in log]
+    if run.eval_data is not None and not any(name.startswith("eval_") for name in last):
         trainer.evaluate()
     if run.lora_rank is not None and run.lora_merge:
         with trainer.averaged():
@@ -82,6 +82,17 @@ def finish_run(run: RunArguments, trainer: DFlashTrainer) -> None:
     if trainer.is_world_process_zero():
         logger.info("The drafter is in %s.", trainer.args.output_dir)
     trainer.accelerator.end_training()  # processes leave together
+
+
+def _slices(paths: Sequence[str]) -> dict[str, Any]:
+    """Held-out rows by the names of their files."""
+    slices = {Path(path).name.split(".")[0]: open_rows(Path(path)) for path in paths}
+    if len(slices) < len(paths):
+        raise ValueError(
+            f"`eval_data` must be files of different names, by which metrics are told apart, got "
+            f"{list(paths)}. Rename one."
+        )
+    return slices
 
 
 def _check_output(args: DFlashTrainingArguments) -> None:

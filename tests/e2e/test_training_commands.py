@@ -183,6 +183,19 @@ def test_chats_become_a_drafter_that_loads_everywhere(place: Path, tmp_path: Pat
     assert torch.equal(plain, drafted)
 
 
+def test_slices_are_told_apart(place: Path, tmp_path: Path) -> None:
+    prepare(place, "chats.jsonl", "cut.jsonl", "--max-length", 40)
+    slices = ["--eval_data", place / "eval.jsonl", place / "cut.jsonl", "--decoding_prompts=1"]
+    result = trained(place, tmp_path / "out", *slices, "--decoding_max_new_tokens=4")
+    for name in ("eval_eval_acceptance_length", "eval_cut_acceptance_length"):
+        assert result.stdout.count(name) == 1
+    assert result.stdout.count("eval_decoding_acceptance_length") == 1
+    twice = ["--eval_data", place / "eval.jsonl", tmp_path / "eval.jsonl"]
+    (tmp_path / "eval.jsonl").write_text("")
+    result = train(place, tmp_path / "new", *twice)
+    assert_refused(result, "`eval_data` must be files of different names")
+
+
 def test_a_file_and_flags_train_alike_and_a_resumed_run_too(place: Path, tmp_path: Path) -> None:
     trained(place, tmp_path / "flags")
     settings = {"target": str(place / "target"), "data": str(place / "rows.jsonl")}
