@@ -113,16 +113,20 @@ class DFlashAttention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        output, _ = attend(
-            self,
-            queries,
-            keys,
-            values,
-            masks.for_layer(self, keys.shape[2]),
-            dropout=self.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            sliding_window=self.window,
-        )
+        outputs = [
+            attend(
+                self,
+                queries[:, :, part.queries],
+                part.of_keys(keys),
+                part.of_keys(values),
+                part.mask,
+                dropout=self.attention_dropout if self.training else 0.0,
+                scaling=self.scaling,
+                sliding_window=self.window,
+            )[0]
+            for part in masks.for_layer(self, keys.shape[2])
+        ]
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         return self.o_proj(output.reshape(*hidden_states.shape[:-1], -1))
 
     def _heads(self, states: Tensor) -> Tensor:

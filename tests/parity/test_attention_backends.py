@@ -226,7 +226,7 @@ def test_masks_are_left_out_where_everything_is_seen():
     for variant, attention_masked in (("full", []), ("mixed-wide", [0, 2]), ("mixed", [0, 2])):
         model = make_drafter("sdpa", **VARIANTS[variant])
         masks = BlockMasks(model.config, torch.zeros(1, BLOCK, 16), torch.ones(1, 9 + BLOCK))
-        made = [masks.for_layer(layer.self_attn, 9 + BLOCK) for layer in model.layers]
+        made = [masks.for_layer(layer.self_attn, 9 + BLOCK)[0].mask for layer in model.layers]
         assert [i for i, mask in enumerate(made) if mask is not None] == attention_masked
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hf_dflash import attention_masks
 from training_pairs import (
     BLOCK,
     DRAFTERS,
@@ -27,6 +28,12 @@ PACKED = {
     "document_ids": [1] * 10 + [2] * 9 + [0],
 }
 ROWS = [PACKED, row_of(random_ids(20, 3))]
+
+
+@pytest.fixture(autouse=True)
+def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few blocks attend together, so that tiny batches are cut into parts as large ones are."""
+    monkeypatch.setattr(attention_masks, "_PART_QUERIES", 3 * BLOCK)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_dflash import attention_masks
 from hf_dflash.drafting import DFlashCandidateGenerator
 from hf_dflash.target import TargetTaps
 from training_pairs import (
@@ -27,6 +28,12 @@ from training_pairs import (
 TOLERANCE = 1e-5
 LENGTHS = [5, 9, 17, 12, 8, 7, 20, 10, 14, 6, 9, 8, 11, 11, 5, 13, 7, 6, 10, 8]
 DOCUMENTS = [random_ids(length, seed) for seed, length in enumerate(LENGTHS)]
+
+
+@pytest.fixture(autouse=True)
+def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few blocks attend together, so that tiny batches are cut into parts as large ones are."""
+    monkeypatch.setattr(attention_masks, "_PART_QUERIES", 3 * BLOCK)
 
 
 @pytest.fixture(scope="module")
