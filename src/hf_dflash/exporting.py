@@ -5,50 +5,36 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Mapping
+from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from huggingface_hub import HfApi
 from torch import Tensor
 
+from . import __version__
 from .checkpointing import PART_FOLDER, publish_files
+from .hub import push_folder
+from .model_card import CardOptions, write_card
+from .provenance import device_name
+from .training_log import TrainingLog, as_scalars, write_training_log
 
-_CARD = """\
----
-library_name: transformers
-pipeline_tag: text-generation
-tags:
-- dflash
-- speculative-decoding
-- block-diffusion
-{base_model}---
-
-# {name}
-
-A {architecture} drafter for {target}: with it, `generate()` makes the same tokens in fewer
-forwards of the target.
-
-```python
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
-
-target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto", device_map="auto")
-tokenizer = AutoTokenizer.from_pretrained("{target}")
-drafter = AutoModel.from_pretrained("{name}", trust_remote_code=True, dtype="auto")
-drafter.to(target.device)
-inputs = tokenizer("Hello", return_tensors="pt").to(target.device)
-target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
-```
-
-## Training
-
-| setting | value |
-|---|---|
-{settings}
-
-## Evaluation
-
-{evaluation}
-"""
+#: Arguments of transformers that decide how a run goes, besides those in a checkpoint's settings.
+_ARGUMENTS = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "num_train_epochs",
+    "max_steps",
+    "max_grad_norm",
+    "weight_decay",
+    "optim",
+    "bf16",
+    "fp16",
+)
 
 
 def export_drafter(
@@ -74,33 +60,82 @@ def export_drafter(
     publish_files(part, folder)
 
 
-def write_card(
-    folder: Path,
-    *,
-    name: str,
-    architecture: str,
-    target: str | None,
-    settings: Mapping[str, Any],
-    metrics: Mapping[str, float],
-) -> None:
-    """Write the stub of a model card, to be completed with data and figures.
+def write_run_log(trainer: Any, settings: Mapping[str, Any], folder: Path) -> None:
+    """Write how the drafter was trained beside it; a card tells it from there.
 
     Args:
+        trainer: A `DFlashTrainer`.
+        settings: What decides its steps.
         folder: Of the drafter.
-        name: Of the repository.
-        architecture: "dflash" or "dflare".
-        target: Name of the target's repository, if it has one.
-        settings: Of the training run.
-        metrics: Of the last evaluation.
     """
-    rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
-    figures = "\n".join(f"* {key}: {value:.4g}" for key, value in metrics.items())
-    card = _CARD.format(
-        base_model=f"base_model: {target}\n" if target else "",
-        name=name,
-        architecture={"dflash": "DFlash", "dflare": "DFlare"}[architecture],
-        target=target or "its target",
-        settings=rows,
-        evaluation=figures or "Not evaluated yet.",
+    args, target = trainer.args, trainer.target
+    arguments = {name: getattr(args, name) for name in _ARGUMENTS}
+    packages = {"hf_dflash": __version__, "torch": torch.__version__}
+    log = TrainingLog(
+        target=getattr(target.config, "_name_or_path", None) or None,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        versions={**packages, "transformers": transformers.__version__},
+        device=device_name(args.device),
+        n_processes=args.world_size,
+        n_steps=trainer.state.global_step,
+        settings=as_scalars({**settings, **arguments, "target_dtype": str(target.dtype)}),
+        data=as_scalars(trainer.data_record),
+        log=[as_scalars(entry) for entry in trainer.state.log_history],
     )
-    (folder / "README.md").write_text(card, encoding="utf-8")
+    write_training_log(log, folder)
+
+
+def write_run_card(folder: Path, name: str | None) -> None:
+    """Write the card of the drafter that a run has saved.
+
+    Raises:
+        RuntimeError: It was not saved yet.
+    """
+    if not (folder / "config.json").is_file():
+        raise RuntimeError(
+            f"A card tells of a saved drafter, and {folder} holds none. Call `save_model()` first."
+        )
+    write_card(folder, options=CardOptions(name=name))
+
+
+def push_run(
+    trainer: Any,
+    folder: Path,
+    commit_message: str | None = None,
+    blocking: bool = True,
+    token: str | None = None,
+    revision: str | None = None,
+    *,
+    private: bool | None = None,
+) -> Any:
+    """Publish the drafter that a run has saved: its files and no checkpoints.
+
+    Args:
+        trainer: A `DFlashTrainer`; the repository is named by its arguments, or by the folder.
+        folder: Of the drafter.
+        commit_message: Of the commit.
+        blocking: Whether to wait for the upload.
+        token: Of the Hub; by default that of the arguments, or of `hf auth login`.
+        revision: Branch.
+        private: Whether a new repository is.
+
+    Returns:
+        Address of the repository, or a future of it; `None` on all ranks but the first.
+    """
+    if not trainer.is_world_process_zero():
+        return None
+    args = trainer.args
+    name = trainer.hub_model_id or args.hub_model_id or folder.absolute().name
+    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+    trainer.create_model_card(model_name=name)
+    trainer._finish_current_push()
+    push = partial(
+        push_folder,
+        folder,
+        name,
+        private=args.hub_private_repo if private is None else private,
+        revision=revision or args.hub_revision,
+        commit_message=commit_message,
+        token=token or args.hub_token,
+    )
+    return push() if blocking else HfApi().run_as_future(push)

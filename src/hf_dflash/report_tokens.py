@@ -122,7 +122,7 @@ def _view(measurement: Measurement, run: Run, ratio: float | None, *, is_open: b
         f'{run.prompt_index + 1}</b> <span class="soft">{escape(_short(prompt))} · {figures}'
         f'</span></summary>\n<div class="view"><p class="prompt">{escape(prompt)}</p>\n'
         f'<div class="tokens">{spans}</div>\n'
-        f'<div class="said" aria-live="polite">{usual} Point at one.</div></div></details>'
+        f'<div class="said" aria-live="polite">{usual} Point at a token, or tap it.</div></div></details>'
     )
 
 

@@ -26,7 +26,7 @@ from transformers.trainer_utils import (
 from .checkpointing import PART_FOLDER, check_settings, publish, run_settings, write_settings
 from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
-from .exporting import export_drafter, write_card
+from .exporting import export_drafter, push_run, write_run_card, write_run_log
 from .losses import dpace_weights, progressive_gamma
 from .metrics import acceptance_metrics
 from .planner import MemoryPlan, available_bytes, plan_memory
@@ -103,6 +103,7 @@ class DFlashTrainer(Trainer):
         self.plan: MemoryPlan | None = None
         self.n_rows_without_block = 0  # of this process and call
         self._part: Path | None = None  # where a checkpoint is being written
+        self.data_record: dict[str, Any] = {}  # for the log: where the rows are from
         self.ema: MovingAverage | None = None
         if args.ema_decay is not None:
             self._start_average(args.ema_decay)
@@ -379,22 +380,21 @@ class DFlashTrainer(Trainer):
                 if self.args.should_save:
                     dtype = None if is_checkpoint else self.args.export_dtype
                     export_drafter(self.accelerator.unwrap_model(self.model), state, folder, dtype)
+        if self.args.should_save and not is_checkpoint:
+            write_run_log(self, self._settings(), folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def create_model_card(  # type: ignore[override]  # the rest is told by the run itself
-        self, model_name: str | None = None, **_: Any
-    ) -> None:
-        """Write the stub of a card with the run's settings and its last evaluation."""
-        if not self.is_world_process_zero():
-            return
-        evaluations = [log for log in self.state.log_history if "eval_loss" in log]
-        metrics = {k: v for k, v in (evaluations or [{}])[-1].items() if isinstance(v, float)}
-        write_card(
-            self._output_dir,
-            name=model_name or self._output_dir.name,
-            architecture=self.step.config.architecture,
-            target=getattr(self.target.config, "_name_or_path", None) or None,
-            settings=self._settings() | {"learning_rate": self.args.learning_rate},
-            metrics=metrics,
-        )
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write the card of the saved drafter, ``model_name``; an adapter gets Trainer's."""
+        if hasattr(self.model, "get_base_model"):
+            super().create_model_card(*args, **kwargs)
+        elif self.is_world_process_zero():
+            write_run_card(self._output_dir, kwargs.get("model_name"))
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Publish the drafter as `hf-dflash push` does; an adapter as Trainer does."""
+        if hasattr(self.model, "get_base_model"):
+            return super().push_to_hub(*args, **kwargs)
+        self.save_model(_internal_call=True)
+        return push_run(self, self._output_dir, *args, **kwargs)

@@ -6,11 +6,11 @@ import logging
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from hf_dflash import DFlashDraftModel
 from hf_dflash.checkpointing import SETTINGS_NAME
 from hf_dflash.losses import decay_weights
+from hf_dflash.model_card import check_card
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
 from hf_dflash.training_checks import check_device
@@ -504,7 +505,7 @@ def test_a_saved_drafter_loads_strictly_and_holds_nothing_of_the_target(
     trainer.train()
     before = {name: p.clone() for name, p in target.named_parameters()}
     trainer.save_model()
-    trainer.create_model_card("org/name")
+    trainer.create_model_card(model_name="org/name")
     loaded = DFlashDraftModel.from_pretrained(tmp_path, dtype="auto")
     wanted = torch.bfloat16 if dtype else torch.float32
     assert loaded.dtype == wanted
@@ -519,37 +520,63 @@ def test_a_saved_drafter_loads_strictly_and_holds_nothing_of_the_target(
     assert not list(tmp_path.glob("_part*"))
     assert not (tmp_path / "training_args.bin").exists()
     card = (tmp_path / "README.md").read_text()
-    assert "# org/name" in card
-    assert "| block_size | 4 |" in card
+    assert "# name\n" in card
+    assert 'from_pretrained("org/name"' in card
+    assert "| block size | 4 |" in card
+    check_card(tmp_path)
 
 
 def test_what_is_pushed_is_what_is_exported(
     target: Any, rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = trainer_of(target, rows, tmp_path, export_dtype="bfloat16", max_steps=1)
+    """And nothing else of the folder; the push itself is tested with a stand-in for the Hub."""
+    trainer = trainer_of(
+        target, rows, tmp_path, export_dtype="bfloat16", max_steps=1, save_strategy="steps"
+    )
     trainer.train()
     trainer.hub_model_id = "org/drafter"
-    uploads: list[Any] = []
+    commits: list[Any] = []
 
-    def upload(*_: Any, folder_path: str, ignore_patterns: list[str], **__: Any) -> None:
-        uploads.append((folder_path, ignore_patterns))
+    def commit(_: Any, repo_id: str, operations: Any, **options: Any) -> Any:
+        commits.append((repo_id, {op.path_in_repo for op in operations}, options))
+        return SimpleNamespace(pr_url=None)
 
-    monkeypatch.setattr("huggingface_hub.HfApi.upload_folder", upload)
-    if hasattr(transformers.trainer, "upload_folder"):  # before transformers 5.24
-        monkeypatch.setattr("transformers.trainer.upload_folder", upload)
-    trainer.push_to_hub()
-    assert uploads == [(str(tmp_path), ["_*", "checkpoint-*"])]
+    created = SimpleNamespace(repo_id="org/drafter")
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", lambda *_, **__: created)
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", commit)
+    trainer.push_to_hub("Trained")
+    [(repo_id, names, options)] = commits
+    assert (repo_id, options["commit_message"]) == ("org/drafter", "Trained")
+    assert names >= {"config.json", "model.safetensors", "README.md", "training_log.json"}
+    assert not {name for name in names if "checkpoint-" in name or "optimizer" in name}
+    assert (tmp_path / "checkpoint-1").is_dir()
     assert DFlashDraftModel.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
-    assert (tmp_path / "README.md").is_file()
+    assert trainer.push_to_hub(blocking=False).result() is not None
+    assert len(commits) == 2
 
 
-def test_the_card_tells_the_last_evaluation(target: Any, rows: Any, tmp_path: Path) -> None:
+def test_the_card_tells_how_it_was_trained_and_the_last_evaluation(
+    target: Any, rows: Any, tmp_path: Path
+) -> None:
     trainer = trainer_of(target, rows, tmp_path, eval_dataset=rows[:2])
+    trainer.data_record = {"answers": "the target's own, greedy", "thinking": "off"}
+    trainer.train()
     trainer.evaluate()
+    trainer.save_model()
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
-    assert "* eval_acceptance_length: " in card
+    assert "| acceptance length | " in card
+    assert "| answers | the target's own, greedy |" in card
+    assert "| learning rate | 0.01 |" in card
+    assert "4 steps, 1 process on cpu" in card
     assert f"# {tmp_path.name}" in card
+    check_card(tmp_path)
+
+
+def test_a_card_needs_a_saved_drafter(target: Any, rows: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(target, rows, tmp_path)
+    with pytest.raises(RuntimeError, match=r"Call `save_model\(\)` first"):
+        trainer.create_model_card()
 
 
 # ---- bad input ----
