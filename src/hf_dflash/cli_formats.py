@@ -7,27 +7,29 @@ import typer
 
 from .cli_errors import bad_input_is_one_line
 
-_FORMATS = "hf-dflash|zlab|flat|speculators|modelopt|angelslim|native"
-_ENGINES = "hf-dflash|transformers|trust_remote_code|vllm|sglang|speculators|llama.cpp"
+_FORMATS = "hf-dflash, zlab, flat, speculators, modelopt, angelslim, native"
+_ENGINES = "hf-dflash, transformers, trust_remote_code, vllm, sglang, speculators, llama.cpp"
 
 
 def convert(
     path: Annotated[str, typer.Argument(help="Folder or Hub repository of the drafter.")],
     out: Annotated[Path, typer.Argument(help="Folder to be made. Refused if it has content.")],
+    *,
     to: Annotated[
         str,
         typer.Option(
-            metavar=_FORMATS,
-            help="Format to write. hf-dflash: with its code, for this package, trust_remote_code, "
-            "vLLM and SGLang. zlab: the same without code. speculators: for `vllm serve OUT` "
-            "alone. native: transformers' own class. flat, modelopt, angelslim: of their projects.",
+            metavar="FORMAT",
+            help=f"Format to write, one of {_FORMATS}. hf-dflash: with its code, for this "
+            "package, trust_remote_code, vLLM and SGLang; zlab: the same without code; "
+            "speculators: for `vllm serve OUT` alone; native: transformers' own class; the others "
+            "are of their projects.",
         ),
     ],
     source_format: Annotated[
         str | None,
         typer.Option(
             "--from",
-            metavar=_FORMATS,
+            metavar="FORMAT",
             help="What PATH must be in; found out from its files if left out.",
         ),
     ] = None,
@@ -95,8 +97,9 @@ def doctor(
     engine: Annotated[
         list[str] | None,
         typer.Option(
-            metavar=_ENGINES,
-            help="Ask this engine only; it must then load the folder. May be given several times.",
+            metavar="ENGINE",
+            help=f"Ask this engine only, one of {_ENGINES}. It must then load the folder. May be "
+            "given several times.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

@@ -33,8 +33,8 @@ def test_help_names_every_option_and_gives_an_example(invoke, command, options):
 
 
 def test_help_names_what_there_is():
-    assert _FORMATS.split("|") == list(FORMATS)
-    assert _ENGINES.split("|") == list(ENGINES)
+    assert _FORMATS.split(", ") == list(FORMATS)
+    assert _ENGINES.split(", ") == list(ENGINES)
 
 
 def test_a_conversion_says_what_it_did_and_what_it_left_out(invoke, tmp_path):
