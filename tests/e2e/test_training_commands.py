@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, Trainer
 from typer.testing import CliRunner
 
 from chat_tokenizers import OPENS_THINKING, STRICT_ROLES
 from hf_dflash import DFlashDraftModel, cli, taps_cache
 from hf_dflash.data import load_rows
+from hf_dflash.model_card import check_card
+from hf_dflash.training_log import read_data_record, read_training_log
 from saved_pairs import save_chats, save_target
 
-Invoke = Callable[..., Result]
 SMALL = ["--num_draft_layers=1", "--num_taps=2", "--block_size=4", "--n_anchors=8"]
 FEW_STEPS = ["--max_steps=4", "--per_device_train_batch_size=2", "--save_steps=2", "--use_cpu=true"]
 QUIET = ["--logging_steps=1", "--disable_tqdm=true"]
@@ -38,29 +37,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def invoke(*words: Any) -> Result:
+def invoke(*words: Any) -> Any:
     return CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
-def prepare(folder: Path, source: str, out: str, *options: Any) -> Result:
+def prepare(folder: Path, source: str, out: str, *options: Any) -> Any:
     target = ["--target", folder / "target"]
     result = invoke("prepare", folder / source, folder / out, *target, *options)
     assert result.exit_code == 0, result.output
     return result
 
 
-def train(folder: Path, out: Path, *options: Any) -> Result:
+def train(folder: Path, out: Path, *options: Any) -> Any:
     data = ["--target", folder / "target", "--data", folder / "rows.jsonl", "--output_dir", out]
     return invoke("train", *data, *SMALL, *FEW_STEPS, *QUIET, *options)
 
 
-def trained(folder: Path, out: Path, *options: Any) -> Result:
+def trained(folder: Path, out: Path, *options: Any) -> Any:
     result = train(folder, out, *options)
     assert result.exit_code == 0, result.output
     return result
 
 
-def assert_refused(result: Result, pattern: str) -> None:
+def assert_refused(result: Any, pattern: str) -> None:
     assert result.exit_code == 2, result.output
     line = result.stderr.splitlines()[-1]
     assert re.match(f"Error: .*{pattern}", line), line
@@ -126,6 +125,9 @@ def test_the_target_answers_anew_and_goes_on(place: Path) -> None:
     ]
     assert new.tolist()[: len(first["answer_ids"])] == first["answer_ids"]
     assert load_rows(place / "made.jsonl.gz").rows[0].input_ids[-1] == first["answer_ids"][-1]
+    about = read_data_record(place / "made.jsonl.gz")
+    assert about["answers"] == "the target's own, temperature 0"
+    assert (about["chats"], about["rows"], about["thinking"]) == ("chats.jsonl", 8, "off")
     again = prepare(place, "chats.jsonl", "made.jsonl.gz", *options)
     assert "Answers: 0 made now, 8 found" in again.stdout
 
@@ -181,6 +183,10 @@ def test_chats_become_a_drafter_that_loads_everywhere(place: Path, tmp_path: Pat
     plain = target.generate(prompt, max_new_tokens=12, do_sample=False)
     drafted = target.generate(prompt, max_new_tokens=12, do_sample=False, assistant_model=drafter)
     assert torch.equal(plain, drafted)
+    log = read_training_log(tmp_path / "out" / "training_log.json")
+    assert log.data["chats"] == "chats.jsonl"
+    assert log.n_steps == 4
+    assert "eval_decoding_acceptance_length" in log.last_evaluation()
 
 
 def test_slices_are_told_apart(place: Path, tmp_path: Path) -> None:
@@ -242,6 +248,21 @@ def test_an_adapter_is_trained_and_merged_or_kept(
         assert {"fc.weight", "layers.0.mlp.up_proj.weight"} <= changed
         assert not {name for name in changed if "norm" in name}
         DFlashDraftModel.from_pretrained(tmp_path / "lora")
+
+
+def test_what_is_saved_is_pushed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed = []
+    monkeypatch.setattr(Trainer, "init_hf_repo", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "hf_dflash.exporting.push_folder",
+        lambda folder, name, **options: pushed.append((folder, name, options["private"])),
+    )
+    hub = ["--push_to_hub=true", "--hub_model_id=me/mine", "--hub_strategy=end"]
+    trained(place, tmp_path / "out", *hub, "--hub_private_repo=true")
+    assert pushed == [(tmp_path / "out", "me/mine", True)]
+    check_card(tmp_path / "out")
 
 
 def test_layers_of_the_target_are_a_start(place: Path, tmp_path: Path) -> None:
