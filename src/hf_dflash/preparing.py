@@ -14,9 +14,10 @@ from .configuration_dflash import DFlashConfig
 from .data import ChatRows, coloured, encode_chats, load_rows, save_rows
 from .loading import load_model, load_tokenizer
 from .packing import pack_rows
-from .regenerate import RegenerationReport, prompts_of, regenerate_answers
+from .regenerate import RegenerationReport, digest, prompts_of, regenerate_answers
 from .regenerate_server import regenerate_answers_from_server
 from .taps_cache import DTYPES, write_taps
+from .training_log import write_data_record
 
 ROW_SUFFIXES = (".jsonl", ".jsonl.gz")
 
@@ -90,6 +91,7 @@ def prepare(
     _check(out, taps, n_shown)
     console = Console()
     tokenizer = load_tokenizer(target)
+    given = Path(source).name if Path(source).is_file() else source
     if regeneration is not None:
         prompts = prompts_of(read_chats(source, split=split))
         report = _regenerate(prompts, target, tokenizer, regeneration, encoding.template_options)
@@ -97,6 +99,7 @@ def prepare(
         source = str(regeneration.answers)
     rows = _encode(tokenizer, read_chats(source, split=split), encoding)
     save_rows(rows, out)
+    write_data_record(out, {"chats": given, **_about(rows, encoding, regeneration, tokenizer)})
     console.print(_table(rows))
     console.print(f"Rows: {out}", markup=False, highlight=False, soft_wrap=True)
     for row in rows.rows[:n_shown]:
@@ -104,6 +107,24 @@ def prepare(
         console.print(coloured(tokenizer, row))
     if taps is not None:
         _cache_taps(load_rows(out), target, tokenizer, taps)
+
+
+def _about(
+    rows: ChatRows, encoding: Encoding, regeneration: Regeneration | None, tokenizer: Any
+) -> dict[str, Any]:
+    """What a model card tells of the data: a drafter fits the template it was trained for."""
+    thinking = encoding.template_options.get("enable_thinking")
+    answers = "as the chats have them"
+    if regeneration is not None:
+        answers = f"the target's own, temperature {regeneration.temperature:g}"
+    return {
+        "answers": answers,
+        "rows": len(rows),
+        "tokens": rows.report.n_tokens,
+        "supervised tokens": rows.report.n_supervised,
+        "chat template (digest)": digest(tokenizer.chat_template),
+        "thinking": "as each chat says" if thinking is None else ("on" if thinking else "off"),
+    }
 
 
 def _check(out: Path, taps: TapsOptions | None, n_shown: int) -> None:

@@ -116,13 +116,13 @@ def _view(measurement: Measurement, run: Run, ratio: float | None, *, is_open: b
     figures = f"{length:.2f} tokens a cycle" + ("" if ratio is None else f", {times(ratio)}")
     prompt = measurement.prompt_of(run)
     spans = "".join(_spans(measurement, tokens_of(run)))
-    usual = f"{plural(len(run.token_ids), 'token')} in {plural(len(cycles), 'cycle')}."
+    usual = f"{plural(len(run.token_ids), 'token')} in {plural(len(cycles), 'cycle')}. Point at one"
     return (
         f"<details{' open' if is_open else ''}><summary><b>{escape(run.dataset)} "
         f'{run.prompt_index + 1}</b> <span class="soft">{escape(_short(prompt))} · {figures}'
         f'</span></summary>\n<div class="view"><p class="prompt">{escape(prompt)}</p>\n'
         f'<div class="tokens">{spans}</div>\n'
-        f'<div class="said" aria-live="polite">{usual} Point at a token, or tap it.</div></div></details>'
+        f'<div class="said" aria-live="polite">{usual}, or tap it.</div></div></details>'
     )
 
 

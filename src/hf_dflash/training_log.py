@@ -82,6 +82,36 @@ def read_training_log(path: Path) -> TrainingLog:
     return log
 
 
+def write_data_record(rows: Path, record: Mapping[str, Any]) -> None:
+    """Say beside prepared rows where they are from; a training run puts it into its log."""
+    write_whole(_data_record(rows), json.dumps(as_scalars(record), indent=1) + "\n")
+
+
+def read_data_record(rows: Path) -> dict[str, Scalar]:
+    """What `write_data_record` has said about rows; of others, their name.
+
+    Raises:
+        ValueError: The record was spoilt.
+    """
+    path = _data_record(rows)
+    if not path.is_file():
+        return {"rows": rows.name}
+    try:
+        record: dict[str, Scalar] = from_plain(
+            dict[str, Scalar], json.loads(path.read_text(encoding="utf-8")), str(path)
+        )
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{path} must be JSON that `hf-dflash prepare` wrote beside the rows: {error}. Prepare "
+            "them again, or delete it."
+        ) from error
+    return record
+
+
+def _data_record(rows: Path) -> Path:
+    return rows.with_name(f"{rows.name}.about.json")
+
+
 def as_scalars(values: Mapping[str, Any]) -> dict[str, Scalar]:
     """Values as a log holds them: simple ones, and lists of them as text.
 

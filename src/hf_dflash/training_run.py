@@ -19,6 +19,7 @@ from .sharding import check_one_forward_a_batch, shard_target
 from .taps_cache import CachedTaps, check_taps
 from .trainer import DFlashTrainer
 from .training_arguments import DFlashTrainingArguments
+from .training_log import read_data_record
 from .warm_start import init_from_target, merge_adapter
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     # One alone needs no name of its own.
     evaluation: Any = next(iter(slices.values())) if len(slices) == 1 else slices or None
     trainer = DFlashTrainer(model, target, args, rows, evaluation)
+    trainer.data_record = read_data_record(Path(run.data))
     if isinstance(rows, CachedTaps):
         check_taps(trainer.target, rows)
     if run.decoding_prompts:

@@ -310,6 +310,19 @@ def test_a_model_pushes_itself_with_a_card(client: HubStandIn) -> None:
     assert b"# drafter" in files["README.md"]
 
 
+def test_without_this_package_a_travelled_class_pushes_as_transformers_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "hf_dflash.hub", None)
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        "transformers.PreTrainedModel.push_to_hub",
+        lambda _, repo_id, **options: asked.append((repo_id, options)) or "there",
+    )
+    assert random_drafter(tiny_target()).push_to_hub("someone/drafter", private=True) == "there"
+    assert asked == [("someone/drafter", {"private": True})]
+
+
 def test_sizes_are_written_as_the_hub_writes_them() -> None:
     sizes = [size_text(n) for n in (12, 999, 1000, 24_651_000, 1_070_000_000, 2 * 10**15)]
     assert sizes == ["12 B", "999 B", "1 kB", "24.7 MB", "1.07 GB", "2e+03 TB"]
