@@ -108,7 +108,7 @@ def main() -> int:
         checks = check(processes, folder)
         steps = alternate(processes, options.steps)
         report = {
-            "command": " ".join(["benchmarks/training_step.py", *sys.argv[1:]]),
+            "command": command(options),
             "versions": versions(options.threads),
             "settings": {
                 k: v for k, v in vars(options).items() if k not in ("json", "peer_python")
@@ -144,6 +144,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peer-python", help="interpreter that has specforge and speculators")
     parser.add_argument("--json", type=Path, help="write the figures there too")
     return parser.parse_args()
+
+
+def command(options: argparse.Namespace) -> str:
+    """The command line, without where the peers happen to lie."""
+    line = " ".join(["benchmarks/training_step.py", *sys.argv[1:]])
+    return line.replace(options.peer_python, "PEERS/bin/python") if options.peer_python else line
 
 
 def versions(threads: int) -> dict[str, Any]:
