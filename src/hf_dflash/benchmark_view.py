@@ -21,6 +21,7 @@ COLUMNS = (
     "same",
     "right",
 )
+SHORT_NAMES = {"stock_dflash": "stock", "prompt_lookup": "lookup", "assistant_model": "assistant"}
 #: Differing outputs that are shown one by one.
 MOST_DIFFERENCES = 10
 
@@ -55,9 +56,10 @@ def show(measurement: Measurement, console: Console) -> None:
         f"up to {settings.max_new_tokens} tokens, {provenance.device}",
         caption="speed-up: median over prompts of the ratio to plain decoding of the same prompt, "
         "with quartiles. decode: the same without the prompt and the first draft. tau: tokens a "
-        "cycle, mean over outputs. same: outputs equal to plain decoding's.",
+        "cycle, mean over outputs. same: outputs equal to plain decoding's. stock: transformers' "
+        "own block loop.",
         box=SIMPLE,
-        padding=(0, 1, 0, 0),
+        padding=0,  # the box parts columns by a blank, so that the table fits 80 of them
     )
     for name in COLUMNS:
         is_text = name in ("data set", "method")
@@ -90,7 +92,7 @@ def _row(dataset: str, method: MethodSummary) -> tuple[str, ...]:
 
 def _label(variant: Variant) -> str:
     block = "" if variant.block_size is None else f" B{variant.block_size}"
-    return variant.method.replace("_", " ") + block
+    return SHORT_NAMES.get(variant.method, variant.method) + block
 
 
 def _ratio(spread: Spread | None) -> tuple[str, str]:

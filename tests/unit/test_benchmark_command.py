@@ -54,7 +54,7 @@ def result_of(tmp_path: Path) -> Measurement:
 def test_everything_is_measured_shown_and_written(options: list[str], tmp_path: Path) -> None:
     shown = bench(*options)
     assert shown.exit_code == 0, shown.output
-    for part in ("mine", "dflash B4", "stock dflash B4", "prompt lookup", "assistant", "4/4"):
+    for part in ("mine", "dflash B4", "stock B4", "lookup", "assistant", "4/4"):
         assert part in shown.stdout, part
     measurement = result_of(tmp_path)
     assert len(measurement.runs) == 4 * N_METHODS  # one prompt has two turns

@@ -27,7 +27,7 @@ def test_a_row_for_each_method_with_its_figures() -> None:
 
 def test_several_data_sets_have_a_part_for_all() -> None:
     rows = shown(measurement(pair_of_runs() + pair_of_runs(4.0, dataset="mt-bench")))
-    starts = [line.split()[:2] for line in rows.splitlines() if " plain  " in line]
+    starts = [line.split()[:2] for line in rows.splitlines() if " plain   " in line]
     assert starts == [["gsm8k", "plain"], ["mt-bench", "plain"], ["all", "plain"]]
     assert "3.00" in rows
 
@@ -51,9 +51,11 @@ def test_each_difference_is_shown_with_its_gap_and_no_more_than_can_be_read() ->
 
 
 def test_the_table_fits_a_narrow_terminal() -> None:
-    text = shown(measurement(), width=80)
+    text = shown(measurement(pair_of_runs(dataset="humaneval-pypi", correct=True)), width=80)
     assert max(map(len, text.splitlines())) <= 80
-    assert "2.00-2.00" in text
+    (row,) = [line for line in text.splitlines() if "dflash B8" in line]
+    assert row.split()[-4:] == ["2.20", "3.67", "1/1", "1/1"]
+    assert "humaneval-pypi plain" in text
 
 
 def test_progress_counts_from_what_is_done() -> None:
