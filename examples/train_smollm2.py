@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path, default=HELD_OUT, help="answers to evaluate on")
     parser.add_argument("--taps", type=Path, help="folder to keep the target's hidden states in")
     parser.add_argument("--warm-start", type=Path, help="a trained drafter to go on from")
+    parser.add_argument("--warm-start-name", help="what the training log calls that drafter")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--epochs", type=float, default=10)
     parser.add_argument("--max-steps", type=int, default=-1, help="stop there, whatever the epochs")
@@ -81,6 +82,11 @@ def main() -> None:
         train_dataset=Subset(rows, range(n_rows)),
         eval_dataset=encode_chats(tokenizer, read_chats(options.held_out)),
     )
+    trainer.data_record = {
+        "answers": f"the first {n_rows} of {options.answers.name}: the target's own, greedy",
+        "evaluated on": f"{options.held_out.name}: other fillers of the same templates",
+        "started from": str(options.warm_start_name or options.warm_start or "new weights"),
+    }
     if options.eval_prompts:
         prompts = held_out_prompts(tokenizer, options.eval_prompts)
         trainer.add_callback(DecodingCallback(trainer, prompts, max_new_tokens=MAX_NEW_TOKENS))
