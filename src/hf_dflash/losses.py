@@ -123,12 +123,17 @@ class _ChunkedLoss(torch.autograd.Function):
         for rows in chunks:
             with torch.set_grad_enabled(needs_grad):
                 piece = hidden[rows].detach().requires_grad_(needs_grad)
-                logits = head(piece)
-                logits = logits if logits.dtype == torch.float64 else logits.float()
-                loss = row_loss(logits, rows)
-                share = (loss * row_weights(loss.detach(), rows).to(loss)).sum()
-            if gradient is not None:
-                (gradient[rows],) = torch.autograd.grad(share, piece)
+                raw = head(piece)
+                logits = raw if raw.dtype == torch.float64 else raw.float()
+                if isinstance(row_loss, CrossEntropy) and gradient is not None:
+                    loss, weights, slopes = row_loss.with_slopes(logits.detach(), rows, row_weights)
+                    (gradient[rows],) = torch.autograd.grad(raw, piece, slopes.to(raw.dtype))
+                    share = (loss * weights).sum()
+                else:
+                    loss = row_loss(logits, rows)
+                    share = (loss * row_weights(loss.detach(), rows).to(loss)).sum()
+                    if gradient is not None:
+                        (gradient[rows],) = torch.autograd.grad(share, piece)
             total = total + share.detach().to(total.device)
             losses.append(loss.detach().to(hidden.device))
             choices.append(logits.detach().argmax(dim=-1).to(hidden.device))
@@ -195,13 +200,46 @@ def dpace_row_weights(predicts: Tensor, alpha: float) -> RowWeights:
     return weights
 
 
-def cross_entropy(labels: Tensor) -> RowLoss:
+class CrossEntropy:
+    """Row losses against the target's tokens, with their gradient in closed form.
+
+    Autograd would keep three tables of the logits' size where this keeps two, and pass over them
+    twice as often.
+
+    Args:
+        labels: (R,) int64.
+        offsets: (V,) to add to logits before the softmax.
+    """
+
+    def __init__(self, labels: Tensor, offsets: Tensor | None = None) -> None:
+        self._labels = labels
+        self._offsets = offsets
+
+    def __call__(self, logits: Tensor, rows: slice) -> Tensor:
+        """Losses (r,) of logits (r, V)."""
+        logits = logits if self._offsets is None else logits + self._offsets
+        return F.cross_entropy(logits, self._labels[rows].to(logits.device), reduction="none")
+
+    def with_slopes(
+        self, logits: Tensor, rows: slice, row_weights: RowWeights
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses (r,), weights (r,), and the weighted losses' gradient (r, V) by the logits."""
+        labels = self._labels[rows].to(logits.device)[:, None]
+        logits = logits if self._offsets is None else logits + self._offsets
+        top = logits.amax(dim=-1, keepdim=True)
+        of_label = logits.gather(1, labels)
+        table = (logits - top).exp_()
+        total = table.sum(dim=-1, keepdim=True)
+        losses = (total.log() + top - of_label)[:, 0]
+        weights = row_weights(losses, rows).to(losses)
+        table *= weights[:, None] / total
+        table.scatter_add_(1, labels, -weights[:, None])
+        return losses, weights, table
+
+
+def cross_entropy(labels: Tensor) -> CrossEntropy:
     """Row losses against the target's tokens (R,)."""
-
-    def row_loss(logits: Tensor, rows: slice) -> Tensor:
-        return F.cross_entropy(logits, labels[rows].to(logits.device), reduction="none")
-
-    return row_loss
+    return CrossEntropy(labels)
 
 
 def forward_kl(teacher_logits: Callable[[slice], Tensor]) -> RowLoss:

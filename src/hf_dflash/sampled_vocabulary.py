@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from .losses import RowLoss, cross_entropy
+from .losses import CrossEntropy
 from .target import scaled_logits
 
 
@@ -58,10 +58,9 @@ class SampledVocabulary:
         return scaled_logits(logits, self._config)
 
     @property
-    def row_loss(self) -> RowLoss:
-        """Cross-entropy (r,) on raised logits."""
-        plain = cross_entropy(self._labels)
-        return lambda logits, rows: plain(logits + self._raised, rows)
+    def row_loss(self) -> CrossEntropy:
+        """Cross-entropy on raised logits."""
+        return CrossEntropy(self._labels, self._raised)
 
 
 def check_plain_head(target: Any) -> None:
