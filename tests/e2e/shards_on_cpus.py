@@ -36,14 +36,15 @@ def train_and_look(self: DFlashTrainer, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-PartialState.__init__ = pretend
-DFlashTrainer.train = train_and_look
-try:
-    app()
-finally:
-    # Everything is written. A thread of torch's that still runs when the interpreter shuts down
-    # aborts the process now and then.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if sys.exc_info()[1] is None or getattr(sys.exc_info()[1], "code", 1) in (0, None):
-        os._exit(0)
+if __name__ == "__main__":
+    PartialState.__init__ = pretend
+    DFlashTrainer.train = train_and_look
+    try:
+        app()
+    finally:
+        # Everything is written. A thread of torch's that still runs when the interpreter shuts down
+        # aborts the process now and then.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if sys.exc_info()[1] is None or getattr(sys.exc_info()[1], "code", 1) in (0, None):
+            os._exit(0)
