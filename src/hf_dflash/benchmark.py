@@ -72,6 +72,7 @@ class Benchmark:
         self._assistant_config = (
             None if models.assistant is None else copy.deepcopy(models.assistant.generation_config)
         )
+        self.thinks = _thinks(models.tokenizer, settings.template_options)
 
     def warm_up(self, prompt: BenchmarkPrompt) -> None:
         """Decode a few tokens with every method.
@@ -123,7 +124,7 @@ class Benchmark:
             dataset=call.dataset,
             prompt_index=call.prompt_index,
             language=call.prompt.language,
-            thinking=bool(self.settings.template_options.get("enable_thinking", False)),
+            thinking=self.thinks,
             turn=call.turn,
             method=variant.method,
             mode=variant.mode,
@@ -258,6 +259,23 @@ def variants_of(settings: Settings) -> list[Variant]:
         sizes = settings.block_sizes if method in ("dflash", "stock_dflash") else [None]
         variants += [Variant(method, "chain", size) for size in sizes]  # type: ignore[arg-type]
     return variants
+
+
+def _thinks(tokenizer: Any, options: dict[str, Any]) -> bool:
+    """Whether the template asks the target to think, which some do unless told not to."""
+    for name in ("enable_thinking", "thinking"):
+        if name in options:
+            return bool(options[name])
+    if not getattr(tokenizer, "chat_template", None):
+        return False
+
+    def written(**more: Any) -> str:
+        chat = [{"role": "user", "content": "?"}]
+        every = {"add_generation_prompt": True, "tokenize": False, **options, **more}
+        return str(tokenizer.apply_chat_template(chat, **every))
+
+    prompt = written()
+    return prompt.rstrip().endswith("<think>") or prompt != written(enable_thinking=False)
 
 
 def _messages(turns: tuple[str, ...], answers: list[str]) -> list[dict[str, str]]:

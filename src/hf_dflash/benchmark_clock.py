@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -47,10 +48,11 @@ class CallClock(BaseStreamer):
     target: Any
     n_prompt_tokens: int
     draft_model: Any | None = None
-    cycles: list[Cycle] = field(default_factory=list)
     target_forwards: list[Forward] = field(default_factory=list)
     draft_forwards: list[Forward] = field(default_factory=list)  # and of the head on their outputs
     _draft_ids: list[Tensor] = field(default_factory=list)  # of each forward of the target
+    # Drafts and emitted tokens of each cycle, and how many drafts were accepted, if it was said.
+    _emitted: list[tuple[Tensor, Tensor, int | None]] = field(default_factory=list)
     _in_target: bool = False
     _saw_prompt: bool = False
     _start: float = 0.0
@@ -70,15 +72,22 @@ class CallClock(BaseStreamer):
         if not self._saw_prompt:
             self._saw_prompt = True
             return
-        self._add_cycle(value.numel() - 1)
+        self._add_cycle(value.flatten(), None)
 
     def put_cycle(self, token_ids: Tensor, n_accepted: int) -> None:
         """Take a cycle of our own loop, which may have been cut at an accepted draft."""
-        del token_ids
-        self._add_cycle(n_accepted)
+        self._add_cycle(token_ids, n_accepted)
 
     def end(self) -> None:
         """Nothing is held back."""
+
+    @property
+    def cycles(self) -> list[Cycle]:
+        """Drafts and acceptances of every cycle; counted here, not while the clock runs."""
+        return [
+            Cycle(drafts, n_agreed(drafts, emitted) if n is None else n)
+            for drafts, emitted, n in self._emitted
+        ]
 
     @property
     def seconds(self) -> Seconds:
@@ -165,13 +174,13 @@ class CallClock(BaseStreamer):
         if not self._in_target:
             self._leave_draft(module, args, outputs)
 
-    def _add_cycle(self, n_accepted: int) -> None:
+    def _add_cycle(self, emitted: Tensor, n_accepted: int | None) -> None:
         draft_ids = self._draft_ids[-1]
         if len(self._draft_ids) == 1:  # the prompt's forward; its last rows may be drafts
             draft_ids = draft_ids[self.n_prompt_tokens - 1 :]
             if draft_ids.numel() == 0:  # the token of the prompt's forward belongs to no cycle
                 return
-        self.cycles.append(Cycle(draft_ids, n_accepted))
+        self._emitted.append((draft_ids, emitted, n_accepted))
 
     def _now(self, *, wait: bool = False) -> float:
         if wait and self._is_accelerator():
@@ -180,3 +189,13 @@ class CallClock(BaseStreamer):
 
     def _is_accelerator(self) -> bool:
         return self.target.device.type not in ("cpu", "meta")
+
+
+def n_agreed(draft_ids: Tensor, emitted_ids: Tensor) -> int:
+    """How many drafts were emitted: a stop may end a cycle with one, so not all but the last.
+
+    >>> n_agreed(torch.tensor([5, 6, 7]), torch.tensor([5, 6]))
+    2
+    """
+    pairs = zip(draft_ids.tolist(), emitted_ids.tolist(), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

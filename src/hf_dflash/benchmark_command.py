@@ -109,7 +109,8 @@ def _measure(
         raise
     kept = [journal.done[place] for place in own]
     runs = _in_order([run for part in ranks.gather(kept) for run in part], places)
-    measurement = replace(plan, runs=runs, token_texts=spell(benchmark.models.tokenizer, runs))
+    texts = spell(benchmark.models.tokenizer, runs)
+    measurement = replace(journal.plan, runs=runs, token_texts=texts)
     if ranks.rank == 0:
         write_measurement(measurement, path)
     ranks.gather([])  # the result is on disk: only now may the journals go

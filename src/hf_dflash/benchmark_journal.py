@@ -21,24 +21,30 @@ class Journal:
     """Prompts that have been measured, on disk.
 
     Args:
-        path: Continued if it is there.
+        path: Continued if it holds a run.
         plan: The measurement without runs.
+
+    Attributes:
+        plan: The same; of a measurement that goes on, as it began: its command and its date.
+        done: Runs by data set and prompt.
 
     Raises:
         ValueError: ``path`` holds runs of another measurement, or a broken line.
     """
 
     def __init__(self, path: Path, plan: Measurement) -> None:
-        self.path = path
+        self.path, self.plan = path, plan
         self.done: dict[tuple[str, int], list[Run]] = {}
         header = json.dumps(asdict(replace(plan, runs=[])), ensure_ascii=False)
         lines = self._whole_lines()
-        if lines:
+        if len(lines) > 1:
             kept = from_plain(Measurement, _parsed(lines[0], f"{path}, line 1"), f"{path}, line 1")
             refuse_other(kept, plan, path)
+            self.plan = kept
             for number, line in enumerate(lines[1:], start=2):
                 self._read(line, f"{path}, line {number}")
-        else:
+        else:  # a run that measured nothing binds no later one
+            self.remove()
             self._append(header)
 
     def append(self, runs: Sequence[Run]) -> None:

@@ -101,8 +101,8 @@ def plain_form(answer: str) -> str:
 def program_of(text: str, prefix: str) -> str:
     r"""The first Python block of an answer, else all of it, behind what it needs of the prompt.
 
-    The prefix goes first also where the block repeats it: imports are needed, and the later
-    definition wins.
+    The prefix goes first also where the block repeats it: imports and helpers are needed, and the
+    later definition wins.
 
     >>> program_of("Here:\n```python\ndef f():\n    return 1\n```", "import math\n")
     'import math\n\n\ndef f():\n    return 1\n'
@@ -111,7 +111,8 @@ def program_of(text: str, prefix: str) -> str:
     code = block.group(1) if block else text
     if not prefix or code.lstrip() != code:
         return prefix + code  # the rest of a function's body
-    header = prefix.split("def ", 1)[0].rstrip()
+    before, found, _ = f"\n{prefix}".rpartition("\ndef ")  # the last one is what is asked for
+    header = (before if found else prefix).strip()
     return f"{header}\n\n\n{code}"
 
 

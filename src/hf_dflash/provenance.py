@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from . import __version__
+from .checkpoint_dflash import weight_files
 from .measurement_runs import DrafterInfo, Provenance, TargetInfo
 
 
@@ -102,23 +103,13 @@ def _revision(model: Any) -> str | None:
 
 
 def sha256_of_weights(name_or_path: str) -> str:
-    """Hash a checkpoint's weight files, in the order of their names.
+    """Hash the weight files that a checkpoint is loaded from, in the order of their names.
 
     Raises:
-        FileNotFoundError: There is none in the folder, nor in the Hub's cache.
+        ValueError: There is none.
     """
-    folder = Path(name_or_path)
-    if not folder.is_dir():
-        config = transformers.utils.cached_file(name_or_path, "config.json")
-        folder = Path(str(config)).parent
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(
-            f"`drafter` {name_or_path} must hold its weights as *.safetensors, got none in "
-            f"{folder}. Save it with save_pretrained."
-        )
     digest = hashlib.sha256()
-    for path in files:
+    for path in weight_files(name_or_path, {}):
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)

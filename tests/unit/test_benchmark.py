@@ -9,6 +9,13 @@ import pytest
 import torch
 
 from bench_pairs import BLOCK, bench_models
+from chat_tokenizers import (
+    CHATML,
+    DROPS_REASONING,
+    OPENS_THINKING,
+    byte_tokenizer,
+    with_template,
+)
 from checks import mixed
 from hf_dflash.benchmark import Benchmark, variants_of
 from hf_dflash.benchmark_data import BenchmarkPrompt
@@ -100,6 +107,22 @@ def test_the_cycles_are_those_of_the_statistics() -> None:
     assert {0, BLOCK - 1} < {*run.n_accepted}
 
 
+def test_a_draft_that_ends_the_output_is_accepted_in_every_loop() -> None:
+    target = tiny_target(vocab_size=360)
+    models = bench_models(target=target)
+    input_ids = benchmark(models)._encode(PROMPT.turns, [])
+    drafter, plain = scripted(target, input_ids, N_NEW, block_size=BLOCK)  # always right
+    new = plain[0, input_ids.shape[1] :].tolist()
+    stop = next(i for i in range(2, N_NEW) if i % BLOCK in (1, 2) and new[i] not in new[:i])
+    target.generation_config.eos_token_id = new[stop]
+    bench = benchmark(replace(models, drafter=drafter), methods=METHODS[:3])
+    runs = by_method(bench.run_prompt("set", 0, PROMPT))
+    for run in (runs["dflash"], runs["stock_dflash"]):
+        assert run.token_ids == new[: stop + 1]
+        full, rest = divmod(stop, BLOCK)
+        assert run.n_accepted == [BLOCK - 1] * full + [rest]
+
+
 def test_each_second_is_in_one_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: float(next(ticks)))
@@ -169,6 +192,27 @@ def test_later_turns_follow_the_answer_of_plain_decoding() -> None:
     assert runs[2].n_prompt_tokens == bench._encode(prompt.turns, [answer]).shape[1]
     assert runs[2].n_prompt_tokens > runs[0].n_prompt_tokens
     assert all(run.language == "de" and run.thinking and run.prompt_index == 5 for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "thinks"),
+    [
+        (CHATML, {}, False),
+        (CHATML, {"thinking": True}, True),
+        (DROPS_REASONING, {}, True),  # it thinks unless told not to
+        (DROPS_REASONING, {"enable_thinking": False}, False),
+        (OPENS_THINKING, {}, True),
+        (None, {}, False),
+    ],
+)
+def test_a_template_that_thinks_unasked_is_known(
+    template: str | None, options: dict[str, Any], thinks: bool
+) -> None:
+    tokenizer = byte_tokenizer()
+    if template is not None:
+        tokenizer = with_template(tokenizer, template)
+    bench = benchmark(bench_models(tokenizer=tokenizer), template_options=options)
+    assert bench.thinks is thinks
 
 
 def test_a_difference_is_recorded_with_its_place_and_gap() -> None:

@@ -73,7 +73,16 @@ def test_another_configuration_is_refused(
 def test_command_and_date_may_differ(tmp_path: Path) -> None:
     journal(tmp_path).append(FIRST)
     later = provenance(command="hf-dflash bench again", date="2027-01-01T00:00:00+00:00")
-    assert journal(tmp_path, replace(PLAN, provenance=later)).done
+    again = journal(tmp_path, replace(PLAN, provenance=later))
+    assert again.done
+    assert again.plan == PLAN, "the measurement began when it began"
+
+
+def test_a_run_that_measured_nothing_binds_no_other(tmp_path: Path) -> None:
+    journal(tmp_path)
+    other = replace(PLAN, settings=replace(PLAN.settings, repeats=2))
+    journal(tmp_path, other).append(FIRST)
+    assert journal(tmp_path, other).done
 
 
 def test_a_broken_line_is_named(tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ def test_the_program_of_an_answer_runs(text: str) -> None:
     assert "math" in scope
 
 
+def test_helpers_of_the_prompt_are_there() -> None:
+    prefix = 'def helper(x):\n    return x + 1\n\n\ndef f(x):\n    """Of x."""\n'
+    scope: dict[str, Any] = {}
+    exec(program_of("```python\ndef f(x):\n    return helper(x)\n```", prefix), scope)
+    assert scope["f"](3) == 4
+
+
 def test_metrics_are_those_of_evaluate(evaluate: StandInForEvaluate) -> None:
     judge = Judge([NUMBER, CODE], runs_code=True)
     assert judge.names == ["exact_match (evaluate)", "code_eval (evaluate)"]

@@ -51,17 +51,31 @@ def test_a_folder_on_this_machine_is_not_told(tmp_path: Path) -> None:
 def test_weights_of_the_hub_come_from_its_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("b.safetensors", "a.safetensors"):
-        (tmp_path / name).write_bytes(name.encode())
-    monkeypatch.setattr(
-        provenance.transformers.utils, "cached_file", lambda *_: str(tmp_path / "config.json")
-    )
-    expected = hashlib.sha256(b"a.safetensorsb.safetensors").hexdigest()
-    assert sha256_of_weights("org/drafter") == expected
+    random_drafter(tiny_target()).save_pretrained(tmp_path)
+
+    def cached(_repository: str, name: str, **_: Any) -> str:
+        return str(tmp_path / name)
+
+    monkeypatch.setattr("hf_dflash.checkpoint_dflash.cached_file", cached)
+    assert sha256_of_weights("org/drafter") == sha256_of_weights(str(tmp_path))
+
+
+def test_only_what_is_loaded_counts(tmp_path: Path) -> None:
+    random_drafter(tiny_target()).save_pretrained(tmp_path)
+    before = sha256_of_weights(str(tmp_path))
+    (tmp_path / "ema.safetensors").write_bytes(b"0")
+    assert sha256_of_weights(str(tmp_path)) == before
+    for path in tmp_path.glob("*.safetensors"):
+        path.unlink()
+    random_drafter(tiny_target()).save_pretrained(tmp_path, max_shard_size="30KB")
+    shards = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    content = b"".join((tmp_path / name).read_bytes() for name in shards)
+    assert len(shards) > 1
+    assert sha256_of_weights(str(tmp_path)) == hashlib.sha256(content).hexdigest()
 
 
 def test_a_drafter_without_weights_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"must hold its weights as \*\.safetensors"):
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         sha256_of_weights(str(tmp_path))
 
 
