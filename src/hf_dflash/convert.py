@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .checkpoint_dflash import save_generation_config
 from .checkpointing import publish
-from .drafter_files import DrafterFiles, read_drafter
+from .drafter_files import DrafterFiles, find_file, read_drafter
 from .modeling_dflash import DFlashDraftModel
 from .speculators_exchange import from_speculators, into_speculators, read_token_ids
 from .speculators_format import RECORD_NAME
@@ -104,7 +104,7 @@ def convert(
     part.mkdir(parents=True)
     try:
         _write(drafter, part, to, spelling, carried, record)
-        left_out = _copy_rest(Path(path), part, drafter)
+        left_out = _copy_rest(path, part, drafter)
         publish(part, final)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
@@ -164,12 +164,15 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _copy_rest(source: Path, part: Path, drafter: DrafterFiles) -> tuple[str, ...]:
+def _copy_rest(source: str | Path, part: Path, drafter: DrafterFiles) -> tuple[str, ...]:
     """Copy what is about the weights; name what stays behind."""
+    for name in KEPT_FILES:
+        kept = find_file(source, name)
+        if kept is not None:
+            shutil.copyfile(kept, part / name)
     left = [f"config.json: {key}" for key in drafter.ignored_keys]
-    for path in sorted(source.iterdir()) if source.is_dir() else ():
-        if path.name in KEPT_FILES:
-            shutil.copyfile(path, part / path.name)
-        elif not (path.suffix in (".safetensors", ".py") or path.name in _OWN_FILES):
-            left.append(path.name)
+    folder = Path(source)
+    others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    known = {*KEPT_FILES, *_OWN_FILES}
+    left += [n for n in others if not n.endswith((".safetensors", ".py")) and n not in known]
     return tuple(left)

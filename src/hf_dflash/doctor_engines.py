@@ -15,7 +15,12 @@ from .doctor_rules import found
 from .geometry_dflash import default_target_layer_ids
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-VLLM_ARCHITECTURES = ("DFlashDraftModel", "MuseGlimmerAssistantModel", "DFlashSpeculator")
+VLLM_ARCHITECTURES = (
+    "DFlashDraftModel",
+    "MuseGlimmerAssistantModel",
+    "DFlashMuseGlimmerAssistantModel",
+    "DFlashSpeculator",
+)
 SGLANG_ARCHITECTURES = ("DFlashDraftModel", "MuseGlimmerAssistantModel")
 _SERVERS = ("vllm", "sglang")
 RELATIVE_IMPORT = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)
@@ -189,7 +194,7 @@ def _activation(facts: Facts) -> Iterator[Finding]:
 
 
 def _sglang_sizes(facts: Facts) -> Iterator[Finding]:
-    width, hidden = facts.raw.get("target_hidden_size"), facts.raw.get("hidden_size")
+    width, hidden = facts.raw.get("target_hidden_size"), facts.decoder.get("hidden_size")
     if width not in (None, hidden):
         reason = f"`target_hidden_size` {width} is not read: `fc` is built for taps of {hidden}"
         remedy = "Serve it with vLLM, or train with the target's width."
@@ -199,7 +204,12 @@ def _sglang_sizes(facts: Facts) -> Iterator[Finding]:
 def _vllm_speculators(facts: Facts) -> Iterator[Finding]:
     if facts.kind != "speculators":
         return
-    if facts.raw.get("sliding_window_non_causal") is False and FULL in facts.layer_types:
+    non_causal = facts.raw.get("sliding_window_non_causal")
+    if non_causal is None and SLIDING in facts.layer_types:
+        reason = "`sliding_window_non_causal` is missing: vLLM lets windows look both ways then"
+        remedy = "Windows are causal in this format unless it says so; write false, or true."
+        yield from found(["vllm"], FAULT, "sliding_window_non_causal", reason, remedy)
+    if non_causal is False and FULL in facts.layer_types:
         reason = "`sliding_window_non_causal` false makes every layer causal, the full ones too"
         remedy = "vLLM 0.33's fault (#56692). Convert to zlab, or delete the key if none slides."
         yield from found(["vllm"], FAULT, "sliding_window_non_causal", reason, remedy)
@@ -295,9 +305,9 @@ def _remote_code(facts: Facts) -> Iterator[Finding]:
 
 
 def _modules(facts: Facts) -> set[str]:
-    """The modules of the folder that `auto_map` names."""
-    auto_map = facts.raw.get("auto_map") or {}
-    return {str(name).rpartition("--")[2].partition(".")[0] for name in auto_map.values() if name}
+    """The modules of the folder that `auto_map` names; "org/name--x" is code of a repository."""
+    names = [str(name) for name in (facts.raw.get("auto_map") or {}).values() if name]
+    return {name.partition(".")[0] for name in names if "--" not in name}
 
 
 def _missing_imports(facts: Facts) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import cached_file
 
 from .checkpoint_dflash import (
     KEY_MAPPING,
@@ -165,9 +166,15 @@ def _load(paths: Iterable[Path]) -> dict[str, Tensor]:
     return tensors
 
 
+def find_file(source: str | Path, name: str) -> Path | None:
+    """Find a file of a folder or Hub repository; None if it has none of that name."""
+    found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
 def _read_record(source: str | Path) -> dict[str, Any]:
-    path = Path(source) / RECORD_NAME
-    if not path.is_file():
+    path = find_file(source, RECORD_NAME)
+    if path is None:
         return {}
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -187,7 +194,7 @@ def _refuse_foreign(source: str | Path, raw: Mapping[str, Any]) -> None:
             "engine. Convert the drafter it was made from."
         )
     for name, meaning in FOREIGN_FILES.items():
-        if (Path(source) / name).is_file():
+        if find_file(source, name) is not None:
             raise ValueError(
                 f"{source} has `{name}` ({meaning}), which no format but its own engine's holds. "
                 "Use a plain DFlash drafter of the same target."

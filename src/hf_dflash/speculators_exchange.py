@@ -58,8 +58,11 @@ def into_speculators(
         ValueError: If the target is needed and not given, or does not fit.
     """
     record = dict(drafter.record)
-    if drafter.format == "speculators" and token_ids is None:
-        return drafter.carried, record
+    if drafter.format == "speculators":
+        if token_ids is None:
+            return drafter.carried, record
+        # A head that was trained is found, not replaced by the target's.
+        record = from_speculators(drafter, target, whole_vocabulary=True)
     kept = record.pop("carried", None)
     recorded_ids = record.pop("draft_vocabulary", None)
     token_ids = recorded_ids if token_ids is None else token_ids

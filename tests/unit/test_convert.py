@@ -123,6 +123,33 @@ def test_what_training_left_in_a_config_is_named(tmp_path):
     assert (tmp_path / "ours" / "LICENSE").read_text() == "its own"
 
 
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A folder that looks like a repository of the Hub."""
+    folder = folders.zlab(tmp_path / "source")
+
+    def cached(_source, name, **_options):
+        return str(folder / name) if (folder / name).is_file() else None
+
+    for module in ("checkpoint_dflash", "drafter_files"):
+        monkeypatch.setattr(f"hf_dflash.{module}.cached_file", cached)
+    content = (folders.config_of(folder), {})
+    monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda *_, **__: content)
+    return folder
+
+
+def test_a_repository_s_licence_comes_along(repository, tmp_path):
+    (repository / "LICENSE").write_text("its own")
+    convert("org/drafter", tmp_path / "out", to="flat")
+    assert (tmp_path / "out" / "LICENSE").read_text() == "its own"
+
+
+def test_what_a_repository_adds_to_a_drafter_is_not_dropped(repository, tmp_path):
+    (repository / "mask_embedding.pt").write_text("")
+    with pytest.raises(ValueError, match=r"org/drafter has `mask_embedding\.pt`"):
+        convert("org/drafter", tmp_path / "out", to="flat")
+
+
 def test_a_drafter_with_code_of_its_own_leaves_it_behind(tmp_path):
     source = folders.zlab(tmp_path / "source", auto_map={"AutoModel": "dflash.DFlashDraftModel"})
     result = convert(source, tmp_path / "ours", to="zlab")

@@ -162,6 +162,15 @@ def test_a_trained_head_is_not_dropped(name, target, tmp_path):
         convert(source, tmp_path / "out", to="zlab", target=target)
 
 
+def test_a_trained_head_is_not_replaced_where_its_vocabulary_is_reduced(target, tmp_path):
+    source = folders.speculators(tmp_path / "source", tiny_target(), "org/target")
+    folders.edit_tensors(source, lambda tensors: tensors["lm_head.weight"][3].add_(1))
+    (tmp_path / "ids.json").write_text("[1, 5]")
+    options = {"target": target, "draft_vocabulary": tmp_path / "ids.json"}
+    with pytest.raises(ValueError, match=r"`lm_head\.weight` differs from the one of"):
+        convert(source, tmp_path / "out", to="speculators", **options)
+
+
 def test_copies_of_the_target_are_not_dropped_unseen(tmp_path):
     source = folders.speculators(tmp_path / "source", tiny_target(), "org/target")
     with pytest.raises(ValueError, match=r"`target` is needed: \['embed_tokens.weight', 'lm_head"):

@@ -92,6 +92,23 @@ def test_windows_that_look_both_ways_load_too(to, target, tmp_path):
     assert "vllm" in loading(examine(tmp_path / "out", target))
 
 
+def test_a_width_that_is_the_target_s_own_is_no_fault(tmp_path):
+    source = folders.speculators(tmp_path / "d", tiny_target(), "org/t", target_hidden_size=32)
+    assert examine(source, engines=["speculators"]).exit_code == 0
+
+
+def test_the_native_class_has_two_names_in_vllm(tmp_path):
+    native = folders.native(tmp_path / "d", architectures=["DFlashMuseGlimmerAssistantModel"])
+    assert examine(native, engines=["vllm"]).exit_code == 0
+
+
+def test_code_of_another_repository_need_not_be_in_the_folder(tmp_path):
+    source = folders.zlab(
+        tmp_path / "d", auto_map={"AutoModel": "org/code--dflash.DFlashDraftModel"}
+    )
+    assert examine(source, engines=["trust_remote_code"]).exit_code == 0
+
+
 def test_a_reduced_vocabulary_loads_where_it_is_known(target, tmp_path):
     source = folders.speculators(
         tmp_path / "d", tiny_target(), "org/t", [1, 9], sliding_window_non_causal=True

@@ -192,6 +192,19 @@ FAULTS = [
         "z-lab's code",
     ),
     # speculators
+    (
+        "windows left to vLLM",
+        speculators(
+            sliding_window_non_causal=None,
+            transformer_layer_config=folders.GEOMETRY
+            | folders.VOCAB
+            | folders.PARAMETERS
+            | {"layer_types": [SLIDING] * 2, "sliding_window": 16, "use_sliding_window": True},
+        ),
+        ["vllm"],
+        "sliding_window_non",
+        "is missing: vLLM lets windows look both ways",
+    ),
     ("vLLM's own fault", speculators(), ["vllm"], "sliding_window_non", "every layer causal"),
     (
         "no verifier",
