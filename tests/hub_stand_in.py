@@ -202,6 +202,8 @@ class HubStandIn:
                 if value["oid"] not in self.large_files:
                     return 400, {"error": f"large file {value['path']} was not uploaded"}
                 files[value["path"]] = self.large_files[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
         if "create_pr=1" in url:
             revision = f"refs/pr/{len(repository.branches)}"
             answer["pullRequestUrl"] = f"{self.url}/{repo}/discussions/1"

@@ -180,7 +180,8 @@ class Benchmark:
         temperature = self.settings.temperature
         # The target's own distribution at that temperature, as in the papers: nothing else of
         # what the model's generation config may ask for.
-        cut = {"top_k": 0, "top_p": 1.0} if temperature else {"top_k": 50, "top_p": 1.0}
+        own = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+        cut = own if temperature else {"top_k": 50, "top_p": 1.0}
         return {"do_sample": temperature > 0, "temperature": temperature or 1.0, **cut}
 
     def _stops(self) -> dict[str, Any]:

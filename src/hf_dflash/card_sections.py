@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
 from .checkpoint_dflash import tensor_headers_of, weight_files
 from .configuration_dflash import DFlashConfig
 from .findings import ARCHITECTURES, plural, short_name
@@ -69,15 +71,24 @@ def weights_of(folder: Path) -> Weights:
 
 def introduction(config: DFlashConfig, target: str | None) -> str:
     """What it is, for whom."""
-    of_target = f"[{short_name(target)}]({target_link(target)})" if target else "its target model"
-    if target and Path(target).is_absolute():
-        of_target = short_name(target)
+    of_target = short_name(target) if target else "its target model"
+    if target and is_repository(target):
+        of_target = f"[{of_target}]({target_link(target)})"
     return (
         f"A {ARCHITECTURES[config.architecture]} drafter for {of_target}. It proposes "
         f"{plural(config.block_size - 1, 'token')} in one pass; the target checks them in one pass "
         "and keeps what it would have written itself. So `generate()` gives the target's own text "
         "in fewer passes of the target. It is of no use without its target, and for no other one.\n"
     )
+
+
+def is_repository(name: str) -> bool:
+    """Whether a model's name is one that the Hub may have, and not a folder's."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name
 
 
 def target_link(target: str) -> str:

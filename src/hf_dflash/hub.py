@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -64,7 +64,8 @@ def folder_contents(folder: Path) -> FolderContents:
         )
     names = ["config.json", *_weight_names(folder), *_code_names(folder)]
     for pattern in (*_DOCUMENTS, *_EVIDENCE):
-        names += sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
+        found = (path for path in folder.glob(pattern) if path.is_file())
+        names += sorted(path.relative_to(folder).as_posix() for path in found)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(
@@ -127,6 +128,9 @@ def push_folder(
 ) -> str:
     """Send a checked drafter to the Hub, in one commit: readers find the old or the new one whole.
 
+    Weights and files in evaluation/ that are there from an earlier drafter are deleted by the same
+    commit: a reader would take them for this one's.
+
     A push that was interrupted is begun again by the same call: the Hub keeps large files that
     arrived and does not ask for them twice.
 
@@ -160,14 +164,30 @@ def push_folder(
         repo = api.create_repo(repo_id, private=private, exist_ok=True)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo.repo_id, branch=revision, exist_ok=True)
+        there = api.list_repo_files(repo.repo_id, revision=revision)
         commit = api.create_commit(
             repo.repo_id,
-            [CommitOperationAdd(file.name, str(file.path)) for file in contents.files],
+            [
+                *(CommitOperationAdd(file.name, str(file.path)) for file in contents.files),
+                *(CommitOperationDelete(name) for name in _outdated(there, contents)),
+            ],
             commit_message=commit_message or "Upload drafter",
             revision=revision,
             create_pr=create_pr,
         )
     return commit.pr_url or str(repo)
+
+
+def _outdated(there: Iterable[str], contents: FolderContents) -> list[str]:
+    """Weights and evidence of an earlier drafter, which would be taken for this one's."""
+    sent = {file.name for file in contents.files}
+    old = (*SAFE_NAMES, "model-*-of-*.safetensors", *_EVIDENCE)
+    return [
+        name
+        for name in there
+        if name not in sent
+        and any(name.count("/") == p.count("/") and PurePosixPath(name).match(p) for p in old)
+    ]
 
 
 def push_model(drafter: Any, repo_id: str, **options: Any) -> str:

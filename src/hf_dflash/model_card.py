@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from .card_blocks import block_text, blocks_of, figure_without_source, write_block
 from .card_sections import (
     PAPERS,
     details_section,
     introduction,
+    is_repository,
     limits_section,
     usage_section,
     weights_of,
@@ -92,8 +92,11 @@ def write_card(
     old = _old_card(card_path, options)
     config = DFlashConfig.from_pretrained(folder)
     _check_notes(options.notes)
-    for bench in benches:
-        _check_same_drafter(read_measurement(bench), bench, folder)
+    _check_names(benches)
+    given = {bench.name for bench in benches}
+    kept = [path for path in _measurement_files(folder) if path.name not in given]
+    for path in (*benches, *kept):
+        _check_same_drafter(read_measurement(path), path, folder)
     for bench in benches:
         _copy(bench, folder / EVALUATION_FOLDER / bench.name)
     if training_log is not None:
@@ -113,10 +116,14 @@ def sources_of(folder: Path) -> Sources:
     Raises:
         ValueError: One of them is not what its place says.
     """
-    paths = sorted((folder / EVALUATION_FOLDER).glob("*.json"))
+    paths = _measurement_files(folder)
     measurements = {f"{EVALUATION_FOLDER}/{path.name}": read_measurement(path) for path in paths}
     has_log = (folder / TRAINING_LOG_NAME).is_file()
     return Sources(measurements, TRAINING_LOG_NAME if has_log else None)
+
+
+def _measurement_files(folder: Path) -> list[Path]:
+    return sorted((folder / EVALUATION_FOLDER).glob("*.json"))
 
 
 def check_card(folder: Path) -> None:
@@ -212,14 +219,14 @@ def _metadata(
     options: CardOptions,
     target: str | None,
 ) -> ModelCardData:
-    is_repository = target is not None and "/" in target and _is_repository(target)
+    on_hub = target is not None and is_repository(target)
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
         license=options.licence or _of_old(old, "license"),
-        base_model=target if is_repository else None,
+        base_model=target if on_hub else None,
         # Of the Hub's kinds the one for weights that are used on top of their base model.
-        base_model_relation="adapter" if is_repository else None,
+        base_model_relation="adapter" if on_hub else None,
         tags=[
             config.architecture,
             "speculative-decoding",
@@ -296,12 +303,13 @@ def _of_old(old: ModelCard | None, name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _is_repository(name: str) -> bool:
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
+def _check_names(benches: Sequence[Path]) -> None:
+    names = [bench.name for bench in benches]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"`benches` must differ in their names, which they keep in {EVALUATION_FOLDER}/, got "
+            f"{names}. Rename one after its machine or dtype."
+        )
 
 
 def _check_same_drafter(measurement: Measurement, path: Path, folder: Path) -> None:
@@ -310,7 +318,7 @@ def _check_same_drafter(measurement: Measurement, path: Path, folder: Path) -> N
         raise ValueError(
             f"`benches` must be of the drafter in {folder}, but {path} measured {got.name} with "
             f"other weights (sha256 {got.sha256[:12]}..., here {own[:12]}...). Measure this one: "
-            "`hf-dflash bench`."
+            f"`hf-dflash bench`. Files of other weights must not lie in {EVALUATION_FOLDER}/."
         )
 
 

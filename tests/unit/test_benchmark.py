@@ -243,6 +243,15 @@ def test_sampling_is_reproducible_and_not_compared() -> None:
     assert all(run.identical is None for run in first)
 
 
+def test_sampling_is_from_the_target_s_own_distribution() -> None:
+    models = bench_models()
+    bench = benchmark(models, methods=["plain", "dflash"], temperature=1.0)
+    before = [run.token_ids for run in bench.run_prompt("set", 0, PROMPT)]
+    for name, value in (("repetition_penalty", 1.8), ("top_k", 1), ("typical_p", 0.1)):
+        setattr(models.target.generation_config, name, value)
+    assert [run.token_ids for run in bench.run_prompt("set", 0, PROMPT)] == before
+
+
 def test_without_stops_every_run_has_the_same_length() -> None:
     models = bench_models()
     models.target.generation_config.eos_token_id = [70, 80, 90, 0]

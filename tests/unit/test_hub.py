@@ -222,6 +222,21 @@ def test_what_did_not_change_is_not_sent_again(folder: Path, client: HubStandIn)
     assert len(client.repositories["someone/drafter"].messages) == 1
 
 
+def test_parts_of_an_earlier_drafter_do_not_stay(folder: Path, client: HubStandIn) -> None:
+    push(folder)
+    old = {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "evaluation/a.json"}
+    others = {"notes.md", "target/model.safetensors", "adapter_model.safetensors"}
+    client.files("someone/drafter").update(dict.fromkeys(old | others, b"0"))
+    push(folder)
+    assert set(client.files("someone/drafter")) == names_of(folder) | others
+    assert len(client.repositories["someone/drafter"].messages) == 2
+
+
+def test_a_folder_of_licences_is_no_missing_file(folder: Path) -> None:
+    (folder / "LICENSES").mkdir()
+    assert "LICENSES/" in folder_contents(folder).left_out
+
+
 def test_no_network_is_one_line(folder: Path) -> None:
     with socket.socket() as free:  # nobody listens there
         free.bind(("127.0.0.1", 0))

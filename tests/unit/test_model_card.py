@@ -259,6 +259,28 @@ def test_a_measurement_of_other_weights_is_refused(folder: Path) -> None:
     assert not (folder / "evaluation").exists()
 
 
+def test_a_card_is_not_written_from_measurements_of_earlier_weights(folder: Path) -> None:
+    before = carded(folder)
+    random_drafter(tiny_target(), seed=5).save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"evaluation/bench\.json measured my-drafter with other"):
+        write_card(folder)
+    assert (folder / "README.md").read_text() == before
+    assert "2.00 times" in carded(folder), "a new measurement of that name takes its place"
+
+
+def test_measurements_of_one_name_do_not_replace_each_other(folder: Path) -> None:
+    (folder.parent / "gpu").mkdir()
+    benches = [bench_file(folder), bench_file(folder, name="gpu/bench.json")]
+    with pytest.raises(ValueError, match=r"`benches` must differ in their names"):
+        write_card(folder, benches=benches)
+    assert not (folder / "evaluation").exists()
+
+
+def test_only_a_repository_is_linked(folder: Path) -> None:
+    assert "[target](https://huggingface.co/org/target)" in carded(folder)
+    assert "](https://huggingface.co" not in carded(folder, target="a-folder")
+
+
 # ---- checking ----
 
 
