@@ -10,6 +10,7 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from .callbacks import DecodingCallback, prompts_of
+from .collator import EpochRows
 from .configuration_dflash import DFlashConfig
 from .loading import load_model, load_tokenizer
 from .modeling_dflash import DFlashDraftModel
@@ -19,10 +20,14 @@ from .sharding import check_one_forward_a_batch, shard_target
 from .taps_cache import CachedTaps, check_taps
 from .trainer import DFlashTrainer
 from .training_arguments import DFlashTrainingArguments
+from .training_checks import collator_for
 from .training_log import read_data_record
 from .warm_start import init_from_target, merge_adapter
 
 logger = logging.getLogger(__name__)
+
+#: Of the first row: enough to see how large queries and keys are.
+_TEXT_TOKENS = 512
 
 
 def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
@@ -44,7 +49,7 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     torch.manual_seed(args.seed)  # a new drafter's weights are part of the run
     tokenizer = load_tokenizer(run.target)
     target = load_model(run.target, run.target_dtype, run.target_device_map)
-    drafter = _drafter(run, args, target, tokenizer)
+    drafter = _drafter(run, args, target, tokenizer, rows)
     if run.taps is not None:
         rows = CachedTaps(rows, Path(run.taps), drafter.config)
     if run.shard_target:
@@ -120,7 +125,9 @@ def _resumed(args: DFlashTrainingArguments) -> str | bool:
     return {"true": True, "false": False}.get(given.lower(), given)
 
 
-def _drafter(run: RunArguments, args: DFlashTrainingArguments, target: Any, tokenizer: Any) -> Any:
+def _drafter(
+    run: RunArguments, args: DFlashTrainingArguments, target: Any, tokenizer: Any, rows: Any
+) -> Any:
     kernel = run.drafter_attention
     if kernel is None:
         kernel = "flex_attention" if args.device.type == "cuda" else "sdpa"
@@ -135,8 +142,9 @@ def _drafter(run: RunArguments, args: DFlashTrainingArguments, target: Any, toke
     config._attn_implementation = kernel
     drafter = DFlashDraftModel(config)
     if run.init_from_target:
-        copied = init_from_target(drafter, target)
-        logger.info("Copied %d parameters of the target's layers.", len(copied))
+        text = collator_for(config, args)([EpochRows(rows)[0]])["input_ids"]
+        copied = init_from_target(drafter, target, input_ids=text[:, :_TEXT_TOKENS])
+        logger.info("Set %d of the drafter's parameters by the target's.", len(copied))
     return drafter
 
 

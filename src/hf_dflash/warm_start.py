@@ -38,16 +38,22 @@ def init_from_target(
         target: Its target.
         layer_ids: 0-based layer of the target for each draft layer, ascending; by default spread
             from behind the last tap but one up to the last layer.
-        input_ids: (1, S) some text. Where a drafter norms queries and keys and the target does
-            not, the norms get the scale that the target's have on it.
+        input_ids: (1, S) some text, of two tokens at least. Where a drafter norms queries and
+            keys and the target does not, or otherwise, the norms get the scale that the target's
+            have on it.
 
     Returns:
         Names of the drafter's parameters that were set.
 
     Raises:
-        ValueError: There are not as many layers as draft layers, one is not the target's, or
-            nothing fits.
+        ValueError: There are not as many layers as draft layers, one is not the target's, the
+            text is too short, or no matrix fits.
     """
+    if input_ids is not None and input_ids.shape[1] < 2:
+        raise ValueError(
+            f"`input_ids` must be a text of at least 2 tokens, got {tuple(input_ids.shape)}: the "
+            "first is left out, as its states are like no other's."
+        )
     layers = decoder_layers(target)
     n_layers, n_draft = len(layers), len(drafter.layers)
     if layer_ids is None:
@@ -63,9 +69,9 @@ def init_from_target(
     final_norm = getattr(target.get_decoder(), "norm", None)
     if final_norm is not None:
         copied += _copy(drafter.norm, final_norm, "norm.")
-    if not any(name.startswith("layers.") for name in copied):
+    if not any(name.startswith("layers.") and "_proj." in name for name in copied):
         raise ValueError(
-            f"No weight of `{type(target).__name__}`'s layers fits the drafter's. Give the drafter "
+            f"No matrix of `{type(target).__name__}`'s layers fits the drafter's. Give the drafter "
             "the target's sizes, or let it start from random weights."
         )
     copied += _choose_tap(drafter, layers, layer_ids[0])
@@ -113,10 +119,18 @@ def _scale_heads(
     for i, layer in enumerate(layers):
         for kind in ("q", "k"):
             name = f"layers.{i}.self_attn.{kind}_norm.weight"
-            projection = getattr(getattr(layer, "self_attn", None), f"{kind}_proj", None)
-            is_copied = name.replace("_norm", "_proj") in copied
-            if projection is not None and is_copied and name not in copied:
-                hooks.append(projection.register_forward_hook(_keep(outputs, name)))
+            projected = name.replace("_norm", "_proj")
+            if projected not in copied or name in copied:
+                continue
+            projection = getattr(layer.self_attn, f"{kind}_proj")
+            norm = getattr(layer.self_attn, f"{kind}_norm", None)
+            if norm is not None:  # of all heads together (OLMo 2)
+                hooks.append(norm.register_forward_hook(_keep(outputs, name)))
+                continue
+            has_bias = projected.replace("weight", "bias") in copied
+            # One that the drafter lacks (Qwen2) is in all keys, and nothing to attend by.
+            bias = None if has_bias else projection.bias
+            hooks.append(projection.register_forward_hook(_keep(outputs, name, bias)))
     try:
         target.get_decoder()(input_ids=input_ids.to(target.device), use_cache=False)
     finally:
@@ -130,8 +144,11 @@ def _scale_heads(
     return list(outputs)
 
 
-def _keep(outputs: dict[str, Tensor], name: str) -> Any:
-    return lambda _module, _inputs, output: outputs.__setitem__(name, output)
+def _keep(outputs: dict[str, Tensor], name: str, bias: Tensor | None = None) -> Any:
+    def keep(_module: Any, _inputs: Any, output: Tensor) -> None:
+        outputs[name] = output if bias is None else output - bias
+
+    return keep
 
 
 def _copy(module: Any, source_module: Any, prefix: str) -> list[str]:
@@ -141,7 +158,8 @@ def _copy(module: Any, source_module: Any, prefix: str) -> list[str]:
         parts = [_ALIASES.get(part, part) for part in name.split(".")]
         found = source.get(".".join(parts))
         fits = found is not None and found.shape == parameter.shape
-        if fits and found is not None and found.is_floating_point():
+        # Of a byte each they are quantised, and their scale is elsewhere.
+        if fits and found is not None and found.is_floating_point() and found.itemsize > 1:
             parameter.copy_(found.to(parameter))
             copied.append(prefix + name)
     return copied
@@ -154,6 +172,11 @@ def _effective_weights(module: Any) -> Mapping[str, Tensor]:
         if "RMSNorm" in type(part).__name__ and hasattr(part, "weight"):
             # Far above the norm's epsilon, and a power of two: nothing is rounded.
             weights[f"{name}.weight".lstrip(".")] = part(torch.full_like(part.weight, 1024.0))
+    if "post_feedforward_layernorm.weight" in weights:
+        # Gemma, OLMo 2: "post attention" norms what attention gives; ours what the MLP reads.
+        del weights["post_attention_layernorm.weight"]
+        if "pre_feedforward_layernorm.weight" in weights:
+            weights["post_attention_layernorm.weight"] = weights["pre_feedforward_layernorm.weight"]
     return weights
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, Trainer
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+)
 from typer.testing import CliRunner
 
 from chat_tokenizers import OPENS_THINKING, STRICT_ROLES
@@ -267,10 +276,27 @@ def test_what_is_saved_is_pushed(
 
 def test_layers_of_the_target_are_a_start(place: Path, tmp_path: Path) -> None:
     result = trained(place, tmp_path / "out", "--init_from_target=true", "--learning_rate=0")
-    assert re.search(r"Copied \d+ parameters of the target's layers", result.stderr)
+    assert re.search(r"Set \d+ of the drafter's parameters by the target's", result.stderr)
     target = AutoModelForCausalLM.from_pretrained(place / "target")
     copied = weights(tmp_path / "out")["layers.0.mlp.up_proj.weight"]
     assert torch.equal(copied, target.model.layers[-1].mlp.up_proj.weight)
+
+
+def test_norms_of_heads_start_with_the_targets_scale_on_the_first_row(
+    place: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(place / "target", tmp_path / "target")
+    config = AutoConfig.from_pretrained(tmp_path / "target").to_dict()
+    names = ("vocab_size", "hidden_size", "head_dim", "num_hidden_layers", "eos_token_id")
+    llama = LlamaConfig(  # it does not norm its queries and keys
+        **{name: config[name] for name in names}, num_attention_heads=4, intermediate_size=64
+    )
+    LlamaForCausalLM(llama).save_pretrained(tmp_path / "target")
+    options = ["--init_from_target=true", "--learning_rate=0", "--target", tmp_path / "target"]
+    trained(place, tmp_path / "out", *options)
+    norm = weights(tmp_path / "out")["layers.0.self_attn.q_norm.weight"]
+    assert norm.unique().numel() == 1
+    assert float(norm[0]) != 1.0
 
 
 def test_cached_taps_train_as_the_target_does(place: Path, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_dflash import DFlashDraftModel
 from hf_dflash.trainer import DFlashTrainer
@@ -26,12 +27,15 @@ def target() -> Any:
     return training_target()
 
 
-def llama_target() -> Any:
-    """A target that does not norm its queries and keys."""
+def target_of(family: str) -> Any:
+    """A target of another family: Llama, say, does not norm its queries and keys."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=96, pad_token_id=0, **sizes, **heads
+    )
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=96, **sizes, **heads)).eval()
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
 def train(model: Any, target: Any, folder: Path, **options: Any) -> DFlashTrainer:
@@ -89,7 +93,7 @@ def test_the_features_start_as_a_tap_normed_as_the_target_does(
 
 
 def test_norms_of_heads_get_the_targets_scale() -> None:
-    target = llama_target()
+    target = target_of("Llama")
     drafter = random_drafter(target, BLOCK)
     ids = torch.arange(1, 30)[None]
     assert not any("q_norm" in name for name in init_from_target(drafter, target))
@@ -106,6 +110,55 @@ def test_norms_of_heads_get_the_targets_scale() -> None:
     norm = drafter.layers[0].self_attn.q_norm.weight
     assert norm.unique().numel() == 1
     torch.testing.assert_close(norm[0], heads.square().mean(dim=-1).sqrt().mean())
+
+
+def test_the_heads_scale_leaves_out_a_bias_that_the_drafter_lacks() -> None:
+    target = target_of("Qwen2")
+    ids = torch.arange(1, 30)[None]
+    plain, biased = random_drafter(target, BLOCK), random_drafter(target, BLOCK)
+    init_from_target(plain, target, [3, 3], input_ids=ids)
+    # It is in all keys alike.
+    target.model.layers[3].self_attn.k_proj.bias.data.fill_(50.0)
+    init_from_target(biased, target, [3, 3], input_ids=ids)
+    one, other = (d.layers[0].self_attn.k_norm.weight for d in (plain, biased))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=0)
+
+
+def test_the_heads_scale_is_that_behind_a_norm_of_all_heads() -> None:
+    target = target_of("Olmo2")
+    target.model.layers[3].self_attn.q_norm.weight.data.fill_(7.0)
+    drafter = random_drafter(target, BLOCK)
+    init_from_target(drafter, target, [2, 3], input_ids=torch.arange(1, 30)[None])
+    assert drafter.layers[1].self_attn.q_norm.weight.data.mean() == pytest.approx(7.0, rel=0.1)
+
+
+@pytest.mark.parametrize("family", ["Gemma2", "Olmo2"])
+def test_norms_are_copied_by_where_they_act(family: str) -> None:
+    target = target_of(family)
+    drafter = random_drafter(target, BLOCK)
+    for name, norm in target.model.layers[3].named_children():
+        if "layernorm" in name:
+            norm.weight.data.fill_({"pre_feedforward_layernorm": 2.0}.get(name, 5.0))
+    copied = init_from_target(drafter, target, [2, 3])
+    weight = drafter.layers[1].post_attention_layernorm.weight.data
+    if family == "Olmo2":  # it norms nothing before its MLP
+        assert "layers.1.post_attention_layernorm.weight" not in copied
+        assert torch.equal(weight, torch.ones_like(weight))
+    else:
+        assert "layers.1.post_attention_layernorm.weight" in copied
+        torch.testing.assert_close(weight, torch.full_like(weight, 3.0))  # 1 + its weight
+
+
+def test_quantised_weights_are_not_copied(target: Any) -> None:
+    quantised = copy.deepcopy(target)
+    for layer in quantised.model.layers:
+        weight = layer.mlp.up_proj.weight
+        layer.mlp.up_proj.weight = torch.nn.Parameter(
+            weight.detach().to(torch.float8_e4m3fn), requires_grad=False
+        )
+    copied = init_from_target(random_drafter(target, BLOCK), quantised)
+    assert not any("up_proj" in name for name in copied)
+    assert any("down_proj" in name for name in copied)
 
 
 def test_a_norm_that_adds_one_to_its_weight_is_copied_as_it_acts() -> None:
@@ -137,11 +190,14 @@ def test_a_target_that_fits_nowhere_is_refused(target: Any) -> None:
         init_from_target(drafter, target, [0, 4])
     with pytest.raises(ValueError, match=r"`layer_ids` must name a layer .* got \[1\]"):
         init_from_target(drafter, target, [1])
-    for layer in drafter.layers:
-        for parameter in layer.parameters():
-            parameter.data = parameter.data.new_zeros(1, 1, 1)
-    with pytest.raises(ValueError, match="No weight of `Qwen3ForCausalLM`'s layers fits"):
-        init_from_target(drafter, target)
+    with pytest.raises(ValueError, match=r"`input_ids` must be a text of at least 2 .*\(1, 1\)"):
+        init_from_target(drafter, target, input_ids=torch.tensor([[5]]))
+
+
+def test_a_target_of_other_matrices_is_refused() -> None:
+    target = target_of("GPTNeoX")  # of whose layers norms would fit
+    with pytest.raises(ValueError, match="No matrix of `GPTNeoXForCausalLM`'s layers fits"):
+        init_from_target(random_drafter(target, BLOCK), target)
 
 
 def test_a_saved_drafter_is_trained_further(target: Any, tmp_path: Path) -> None:
