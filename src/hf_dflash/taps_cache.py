@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
+from .blocks import PADDING
 from .collator import read_row
 from .target import check_pair
 from .target_states import run_target
@@ -119,7 +120,8 @@ def write_taps(
         tokens_at_once: Most tokens of a forward, padding included; a longer row runs alone.
 
     Raises:
-        ValueError: The drafter is another target's, or the folder holds another cache.
+        ValueError: The drafter is another target's, the folder holds another cache, or hidden
+            states are too large for float16.
         RuntimeError: The disk is too small.
     """
     check_pair(target, config)
@@ -158,6 +160,8 @@ def _write_shard(
     if path.exists():
         with safe_open(path, framework="pt") as file:
             if file.metadata()["fingerprint"] == fingerprint:
+                got = _unpacked(file, str(members[0]), layout.dtype)
+                _check_row(target, layout, rows[members[0]], got, f"{path}, row {members[0]}")
                 return
         raise ValueError(
             f"{path} holds taps of other rows or layers. Give `folder` an empty folder."
@@ -206,11 +210,25 @@ def _run_rows(
 
 def _packed(name: str, taps: Tensor, layout: CacheLayout) -> dict[str, Tensor]:
     if layout.dtype != "float8":
-        return {name: taps.to(getattr(torch, layout.dtype)).contiguous()}
+        kept = taps.to(getattr(torch, layout.dtype)).contiguous()
+        if layout.dtype == "float16" and bool(kept.isinf().any()):
+            raise ValueError(
+                f"`dtype`='float16' holds numbers up to 65504, but row {name} has hidden states of "
+                f"{float(taps.abs().max()):.0f}. Take bfloat16, or float8, which is scaled."
+            )
+        return {name: kept}
     parts = taps.float().unflatten(-1, (len(layout.target_layer_ids), -1))  # (S, T, Ht)
     scales = parts.abs().amax(dim=-1).clamp(min=1e-12) / _FLOAT8_MAX
     small = (parts / scales[..., None]).to(torch.float8_e4m3fn)
     return {name: small.flatten(1).contiguous(), f"{name}.scale": scales.contiguous()}
+
+
+def _unpacked(file: Any, name: str, dtype: str) -> Tensor:
+    taps: Tensor = file.get_tensor(name)
+    if dtype != "float8":
+        return taps
+    scales = file.get_tensor(f"{name}.scale")
+    return (taps.float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]).flatten(1)
 
 
 class CachedTaps(Dataset[dict[str, Any]]):
@@ -261,13 +279,7 @@ class CachedTaps(Dataset[dict[str, Any]]):
         if cached.shard not in self._files:
             path = self.folder / _shard_name(cached.shard)
             self._files[cached.shard] = safe_open(path, framework="pt")
-        file = self._files[cached.shard]
-        taps = file.get_tensor(str(index))
-        if self.layout.dtype == "float8":
-            scales = file.get_tensor(f"{index}.scale")
-            taps = (taps.float().unflatten(-1, (scales.shape[1], -1)) * scales[..., None]).flatten(
-                1
-            )
+        taps = _unpacked(self._files[cached.shard], str(index), self.layout.dtype)
         return {"example_id": index, **row, "taps": taps}
 
 
@@ -281,18 +293,22 @@ def check_taps(target: Any, cached: CachedTaps) -> None:
     Raises:
         ValueError: The target's hidden states are others.
     """
-    columns = read_row(cached.rows[0])
+    where = f"{cached.folder}, row 0"
+    _check_row(target, cached.layout, cached.rows[0], cached[0]["taps"], where)
+
+
+def _check_row(target: Any, layout: CacheLayout, row: Any, got: Tensor, where: str) -> None:
+    columns = read_row(row)
     ids, documents = columns["input_ids"][None], columns["document_ids"][None]
     device = target.get_input_embeddings().weight.device
-    layer_ids = cached.layout.target_layer_ids
-    exact = (
-        run_target(target, layer_ids, ids.to(device), documents.to(device)).taps[0].cpu().float()
-    )
-    off = float((cached[0]["taps"].float() - exact).norm() / exact.norm())
+    states = run_target(target, layout.target_layer_ids, ids.to(device), documents.to(device))
+    exact, is_real = states.taps[0].cpu().float(), columns["document_ids"] != PADDING
+    # Token by token: the first one's states, far larger than the others', say little of the target.
+    off = float(((got.float() - exact).norm(dim=-1) / exact.norm(dim=-1))[is_real].mean())
     if not off < _MOST_OFF:
         raise ValueError(
-            f"The cache in {cached.folder} is of another target: this one's hidden states of row 0 "
-            f"differ by {off:.0%} of their norm. Write it anew, or load the target that made it."
+            f"The cache is of another target: the hidden states in {where} differ by {off:.0%} "
+            "from this one's. Write it anew, or load the target that made it."
         )
 
 

@@ -15,7 +15,15 @@ from hf_dflash import taps_cache
 from hf_dflash.taps_cache import CachedTaps, check_taps, plan_cache, write_taps
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
-from training_pairs import batch_of, generated_rows, step_of, training_drafter, training_target
+from training_pairs import (
+    batch_of,
+    generated_rows,
+    random_ids,
+    row_of,
+    step_of,
+    training_drafter,
+    training_target,
+)
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +186,37 @@ def test_the_cache_of_another_target_is_refused(
     write_taps(target, config, rows, tmp_path, dtype=dtype)
     cached = CachedTaps(rows, tmp_path, config)
     check_taps(target, cached)
-    with pytest.raises(ValueError, match=r"is of another target: .* row 0 differ by \d+% of"):
+    with pytest.raises(ValueError, match=r"is of another target: .*row 0 differ by \d+% from"):
         check_taps(training_target(seed=1), cached)
+
+
+def test_a_cache_is_not_gone_on_with_by_another_target(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    write_taps(target, config, rows, tmp_path)
+    write_taps(target, config, rows, tmp_path)
+    with pytest.raises(ValueError, match=r"another target: .*taps-00000.*, row 0 differ by"):
+        write_taps(training_target(seed=1), config, rows, tmp_path)
+
+
+def test_one_large_token_does_not_hide_another_target(config: Any, tmp_path: Path) -> None:
+    one, other = training_target(), training_target(seed=1)
+    one.model.embed_tokens.weight.data[91] *= 1e5  # as a first token's states often are
+    other.model.embed_tokens.weight.data[91] = one.model.embed_tokens.weight.data[91]
+    rows = [row_of([91, *random_ids(12, seed=0)])]
+    write_taps(one, config, rows, tmp_path)
+    cached = CachedTaps(rows, tmp_path, config)
+    check_taps(one, cached)
+    with pytest.raises(ValueError, match="of another target"):
+        check_taps(other, cached)
+
+
+def test_states_beyond_float16_are_refused(rows: Any, config: Any, tmp_path: Path) -> None:
+    large = training_target()
+    large.model.embed_tokens.weight.data *= 1e6
+    with pytest.raises(ValueError, match=r"holds numbers up to 65504, but row \d has .*bfloat16"):
+        write_taps(large, config, rows, tmp_path, dtype="float16")
+    write_taps(large, config, rows, tmp_path, dtype="bfloat16")
 
 
 def test_a_cache_travels_to_worker_processes(
