@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ def run_settings(config: Any, args: Any, n_examples: int | None) -> dict[str, An
         "loss_type",
         "loss_weighting",
         "dpace_alpha",
+        "n_sampled_tokens",
         "loss_decay_gamma_last",
         "seed",
         "data_seed",
@@ -98,7 +99,8 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Refuse to go on with a checkpoint that another configuration wrote.
 
     Raises:
-        ValueError: The checkpoint has no record, or a setting differs.
+        ValueError: The checkpoint has no record, or a setting differs. What the record of an older
+            release does not tell is taken to be the same.
     """
     path = folder / SETTINGS_NAME
     if not path.is_file():
@@ -109,16 +111,12 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         )
     recorded = json.loads(path.read_text(encoding="utf-8"))
     changed = [
-        f"`{name}` was {recorded.get(name)!r}, is {settings.get(name)!r}"
-        for name in _in_order(settings, recorded)
-        if recorded.get(name) != settings.get(name)
+        f"`{name}` was {recorded[name]!r}, is {settings.get(name)!r}"
+        for name in recorded
+        if recorded[name] != settings.get(name)
     ]
     if changed:
         raise ValueError(
             f"The run that wrote {folder} had another configuration: {'; '.join(changed)}. Set it "
             "back, or start a new run from the drafter's weights."
         )
-
-
-def _in_order(*mappings: Mapping[str, Any]) -> Iterable[str]:
-    return dict.fromkeys(name for mapping in mappings for name in mapping)

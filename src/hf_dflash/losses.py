@@ -230,7 +230,7 @@ class CrossEntropy:
         of_label = logits.gather(1, labels)
         table = (logits - top).exp_()
         total = table.sum(dim=-1, keepdim=True)
-        losses = (total.log() + top - of_label)[:, 0]
+        losses = (total.log() + (top - of_label))[:, 0]  # small differences first
         weights = row_weights(losses, rows).to(losses)
         table *= weights[:, None] / total
         table.scatter_add_(1, labels, -weights[:, None])

@@ -50,7 +50,7 @@ class SampledVocabulary:
         self._bias = None if head.bias is None else head.bias.detach()[ids]
         self._config = config
         self._raised = torch.zeros(len(ids), device=ids.device)
-        self._raised[len(own) :] = math.log(len(others) / max(1, len(drawn)))
+        self._raised[len(own) :] = math.log(max(1, len(others)) / max(1, len(drawn)))
 
     def head(self, rows: Tensor) -> Tensor:
         """Logits (r, C) of the candidates, not yet raised."""

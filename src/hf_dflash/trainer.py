@@ -145,8 +145,8 @@ class DFlashTrainer(Trainer):
             batch = next(epoch_iterator, None)
             if batch is None:
                 break
-            self._silence_repeats(batch)
             self.n_rows_without_block += int((~batch["predicts"].flatten(1).any(dim=1)).sum())
+            self._silence_repeats(batch)
             batches.append(batch)
         gamma = self.gamma_at(self.state.global_step)
         weights = [self.step.total_weight(batch["predicts"], gamma) for batch in batches]
@@ -186,7 +186,7 @@ class DFlashTrainer(Trainer):
         """
         gamma = self.gamma_at(self.state.global_step)
         if num_items_in_batch is None:  # evaluations are to be compared, so all use the last gamma
-            gamma = self.gamma_at(self.state.max_steps)
+            gamma = self.gamma_at(self.state.max_steps or 1)
             total = self.step.total_weight(inputs["predicts"], gamma)
         else:  # gradients are averaged over ranks, so each rank's share counts that much more
             total = torch.as_tensor(num_items_in_batch) / self.accelerator.num_processes
@@ -249,7 +249,9 @@ class DFlashTrainer(Trainer):
             weights = dpace_weights(losses, predicts, self.args.dpace_alpha)
             total = predicts.any(dim=1).sum()
         else:
-            weights = predicts * self.step.slot_weights(self.gamma_at(self.state.max_steps))[1:]
+            weights = (
+                predicts * self.step.slot_weights(self.gamma_at(self.state.max_steps or 1))[1:]
+            )
             total = weights.sum()
         return metrics | ({"loss": float((losses * weights).sum() / total)} if total > 0 else {})
 

@@ -140,6 +140,54 @@ def test_gamma_is_a_line_from_first_to_last(n_steps: int, first: float, last: fl
     assert losses.progressive_gamma(n_steps + 5, n_steps, first, last) == pytest.approx(last)
 
 
+@settings(max_examples=40)
+@given(
+    head_name=st.sampled_from(["plain", "soft cap"]),
+    dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+    has_offsets=st.booleans(),
+    weighting=st.sampled_from(["fixed", "dpace"]),
+    chunk=st.integers(3, 9),
+    seed=st.integers(0, 50),
+)
+def test_the_closed_gradient_is_that_of_autograd(
+    head_name: str, dtype: torch.dtype, has_offsets: bool, weighting: str, chunk: int, seed: int
+) -> None:
+    head = heads(dtype)[head_name]
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.tensor([3, 1, 2, 3])
+    predicts = torch.arange(3)[None] < counts[:, None]
+    hidden = (3 * torch.randn(9, HIDDEN, generator=generator)).to(dtype)
+    labels = torch.randint(VOCAB, (9,), generator=generator)
+    offsets = torch.randn(VOCAB, generator=generator) if has_offsets else None
+    closed = losses.CrossEntropy(labels, offsets)
+    weights = losses.fixed_weights(torch.rand(9, generator=generator))
+    if weighting == "dpace":
+        weights = losses.dpace_row_weights(predicts, 0.5)
+    results, gradients = [], []
+    for row_loss in (closed, lambda logits, rows: closed(logits, rows)):
+        pieces = hidden.clone().requires_grad_()
+        chunks = losses.block_chunks(counts, chunk)
+        result = losses.chunked_loss(pieces, head, row_loss, weights, torch.tensor(1.7), chunks)
+        (gradient,) = torch.autograd.grad(result.loss, pieces)
+        results.append(result)
+        gradients.append(gradient)
+    close = {"atol": 1e-6, "rtol": 1e-5} if dtype.itemsize > 2 else {"atol": 1e-3, "rtol": 2e-2}
+    torch.testing.assert_close(gradients[0], gradients[1], **close)
+    torch.testing.assert_close(results[0].row_losses, results[1].row_losses, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(results[0].loss, results[1].loss, atol=1e-6, rtol=1e-5)
+    assert gradients[0].abs().max() > 1e-4
+
+
+def test_large_logits_cost_the_closed_loss_no_digits() -> None:
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(0)) + 5000
+    labels = torch.arange(5)
+    got, _, _ = losses.CrossEntropy(labels).with_slopes(
+        logits, slice(0, 5), losses.fixed_weights(torch.ones(5))
+    )
+    exact = F.cross_entropy(logits.double(), labels, reduction="none")
+    torch.testing.assert_close(got.double(), exact, atol=1e-6, rtol=0)
+
+
 def test_no_rows_give_zero_and_a_graph() -> None:
     hidden = torch.randn(0, HIDDEN, requires_grad=True)
     result = losses.chunked_loss(

@@ -90,6 +90,16 @@ def test_the_labels_stand_first_and_nothing_stands_twice() -> None:
     assert not torch.equal(part.ids, sampled(Target(), labels, 10, seed=1).ids)
 
 
+def test_every_token_may_be_a_label() -> None:
+    labels = torch.arange(N_TOKENS)
+    part = sampled(Target(), labels, 5)
+    logits = part.head(torch.randn(N_TOKENS, WIDTH))
+    losses = part.row_loss(logits, slice(0, N_TOKENS))
+    torch.testing.assert_close(
+        losses, nn.functional.cross_entropy(logits, labels, reduction="none")
+    )
+
+
 @pytest.mark.parametrize(
     "head",
     [nn.Sequential(nn.Linear(WIDTH, N_TOKENS)), nn.Linear(WIDTH, N_TOKENS, device="meta")],

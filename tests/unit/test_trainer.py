@@ -215,6 +215,17 @@ def test_gamma_rises_to_its_last_value_at_the_last_step(
     assert gammas == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_an_evaluation_before_training_is_with_the_last_gamma_too(
+    target: Any, rows: Any, tmp_path: Path
+) -> None:
+    last = {"loss_decay_gamma": 1.0, "loss_decay_gamma_last": 4.0}
+    losses = [
+        trainer_of(target, rows, tmp_path, eval_dataset=rows, **gamma).evaluate()["eval_loss"]
+        for gamma in (last, {"loss_decay_gamma": 4.0}, {"loss_decay_gamma": 1.0})
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_anchors_are_drawn_anew_every_epoch(target: Any, rows: Any, tmp_path: Path) -> None:
     drawn: list[Any] = []
 
@@ -245,6 +256,7 @@ RESUMED = {
         "ema_decay": 0.9,
         "loss_decay_gamma_last": 4.0,
     },
+    "with part of the vocabulary": {"n_sampled_tokens": 8},
     "at the end of an epoch": {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 1},
 }
 
@@ -312,6 +324,7 @@ def checkpoint(target: Any, rows: Any, tmp_path: Path) -> Path:
         ({"loss_decay_gamma": 3.0}, "`loss_decay_gamma` was 1.5, is 3.0"),
         ({"gradient_accumulation_steps": 3}, "`rows_per_update` was 2, is 6"),
         ({"ema_decay": 0.5}, "`ema_decay` was None, is 0.5"),
+        ({"n_sampled_tokens": 9}, "`n_sampled_tokens` was None, is 9"),
     ],
 )
 def test_another_configuration_is_not_resumed(
@@ -320,6 +333,18 @@ def test_another_configuration_is_not_resumed(
     trainer = trainer_of(target, rows, tmp_path / "again", **options)
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_what_an_older_record_does_not_tell_is_passed_over(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path
+) -> None:
+    path = checkpoint / SETTINGS_NAME
+    recorded = json.loads(path.read_text())
+    del recorded["n_sampled_tokens"]
+    path.write_text(json.dumps(recorded))
+    trainer = trainer_of(target, rows, tmp_path / "again", n_sampled_tokens=9, max_steps=3)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 3
 
 
 def test_another_drafter_is_not_resumed(
