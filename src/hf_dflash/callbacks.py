@@ -37,10 +37,14 @@ def prompts_of(rows: Any, n_prompts: int) -> list[list[int]]:
     """
     prompts: list[list[int]] = []
     for i in range(len(rows)):
-        mask = list(rows[i]["loss_mask"])
-        if 1 in mask[1:] and len(prompts) < n_prompts:
-            prompts.append(list(rows[i]["input_ids"])[: mask.index(1)])
-    return [prompt for prompt in prompts if prompt]
+        if len(prompts) == n_prompts:
+            break
+        row = rows[i]
+        mask = list(row["loss_mask"])
+        n_given = mask.index(1) if 1 in mask else 0
+        if n_given > 0:
+            prompts.append(list(row["input_ids"])[:n_given])
+    return prompts
 
 
 class DecodingCallback(TrainerCallback):

@@ -32,6 +32,23 @@ def trainer_of(target: Any, rows: Any, folder: Path, drafter: Any, **options: An
     return DFlashTrainer(drafter, target, args, rows, rows)
 
 
+def test_prompts_are_read_until_there_are_enough() -> None:
+    class Rows(list[Any]):
+        n_read = 0
+
+        def __getitem__(self, index: Any) -> Any:
+            self.n_read += 1
+            return super().__getitem__(index)
+
+    # A text that is supervised from its first token on has no prompt.
+    rows = Rows([row_of([4, 5], 0), row_of([5, 6, 7], 2), row_of([7], 1), row_of([8, 9], 1)])
+    assert prompts_of(rows, 2) == [[5, 6], [8]]
+    assert prompts_of(rows, 9) == [[5, 6], [8]]
+    rows.n_read = 0
+    assert prompts_of(rows, 1) == [[5, 6]]
+    assert rows.n_read == 2
+
+
 def test_real_decoding_is_measured_and_logged(target: Any, tmp_path: Path) -> None:
     rows = generated_rows(target, 1, n_prompt=4, n_new=25)
     drafter = ScriptedDrafter(target, rows[0]["input_ids"], lambda _: 2, block_size=4)
