@@ -39,11 +39,12 @@ def decay_weights(n_drafts: int, gamma: float | None) -> Tensor:
 
 
 def progressive_gamma(step: int, n_steps: int, first: float, last: float) -> float:
-    """Gamma rising linearly from ``first`` (step 0) to ``last`` (step ``n_steps`` - 1).
+    """Gamma rising linearly from ``first`` (step 0) to ``last`` (step ``n_steps`` - 1 and later).
 
     Source: DFlare (arXiv:2606.02091), progressive position-weighted loss.
     """
-    return first + (last - first) * min(1.0, step / max(1, n_steps - 1))
+    done = 1.0 if step >= n_steps else step / max(1, n_steps - 1)
+    return first + (last - first) * done
 
 
 def dpace_weights(losses: Tensor, predicts: Tensor, alpha: float) -> Tensor:

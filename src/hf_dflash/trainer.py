@@ -186,7 +186,7 @@ class DFlashTrainer(Trainer):
         """
         gamma = self.gamma_at(self.state.global_step)
         if num_items_in_batch is None:  # evaluations are to be compared, so all use the last gamma
-            gamma = self.gamma_at(self.state.max_steps or 1)
+            gamma = self.gamma_at(self.state.max_steps)
             total = self.step.total_weight(inputs["predicts"], gamma)
         else:  # gradients are averaged over ranks, so each rank's share counts that much more
             total = torch.as_tensor(num_items_in_batch) / self.accelerator.num_processes
@@ -249,9 +249,7 @@ class DFlashTrainer(Trainer):
             weights = dpace_weights(losses, predicts, self.args.dpace_alpha)
             total = predicts.any(dim=1).sum()
         else:
-            weights = (
-                predicts * self.step.slot_weights(self.gamma_at(self.state.max_steps or 1))[1:]
-            )
+            weights = predicts * self.step.slot_weights(self.gamma_at(self.state.max_steps))[1:]
             total = weights.sum()
         return metrics | ({"loss": float((losses * weights).sum() / total)} if total > 0 else {})
 
