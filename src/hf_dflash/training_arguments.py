@@ -86,10 +86,12 @@ class DFlashTrainingArguments(TrainingArguments):
         self._check_range("n_anchors", 1, None)
         self._check_range("logits_chunk_size", 1, None)
         self._check_range("n_sampled_tokens", 1, None)
-        if self.n_sampled_tokens is not None and self.loss_type != "cross_entropy":
+        kind = (self.loss_type, self.loss_weighting)
+        if self.n_sampled_tokens is not None and kind != ("cross_entropy", "decay"):
             raise ValueError(
-                '`n_sampled_tokens` needs `loss_type`="cross_entropy": a distribution over part of '
-                f"the vocabulary is another one. Got {self.loss_type!r}."
+                '`n_sampled_tokens` needs `loss_type`="cross_entropy" and `loss_weighting`="decay":'
+                " a distribution over part of the vocabulary, or the drafter's confidence in it, is"
+                f" another one. Got {kind[0]!r} and {kind[1]!r}."
             )
         self._check_range("ema_decay", 0, 0.99999)
         for name in ("loss_decay_gamma", "loss_decay_gamma_last", "dpace_alpha"):

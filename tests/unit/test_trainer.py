@@ -168,7 +168,6 @@ def test_short_answers_are_trained_on_and_rows_without_any_are_passed_over(
         {"loss_decay_gamma": 1.0, "loss_decay_gamma_last": 3.0},
         {"random_anchors": False},
         {"n_sampled_tokens": 8},
-        {"n_sampled_tokens": 8, "loss_weighting": "dpace"},
         {"bf16": True},
         {CHECKPOINTING: True},
     ],
@@ -661,6 +660,10 @@ def test_sharding_is_not_ignored_on_cpus(target: Any, tmp_path: Path) -> None:
         (
             {"n_sampled_tokens": 9, "loss_type": "forward_kl"},
             "`n_sampled_tokens` needs `loss_type`=\"cross_entropy\".*'forward_kl'",
+        ),
+        (
+            {"n_sampled_tokens": 9, "loss_weighting": "dpace"},
+            "`n_sampled_tokens` needs .*'cross_entropy' and 'dpace'",
         ),
         ({"ema_decay": 1.0}, "`ema_decay` must be at least 0 and at most 0.99999, got 1.0"),
         ({"loss_decay_gamma": -1.0}, "`loss_decay_gamma` must be at least 0.001, got -1.0"),
