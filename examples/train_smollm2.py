@@ -4,6 +4,14 @@
     python examples/train_smollm2.py OUT --warm-start DIR # from a trained drafter
     python examples/train_smollm2.py OUT --resume         # go on after an interruption
 
+The shipped drafter, without a GPU; PROTOTYPE was one of 16-token blocks, trained elsewhere:
+
+    cpu="--taps TAPS --sampled-tokens 2048 --anchors 32 --learning-rate 1e-3 --eval-prompts 0"
+    python examples/train_smollm2.py A $cpu --warm-start PROTOTYPE --n-answers 1344 \\
+        --schedule constant_with_warmup --max-steps 700
+    python examples/train_smollm2.py B $cpu --warm-start A/drafter --max-steps 1900 \\
+        --eval-steps 300
+
 The prompts come from `smollm2_prompts.py`, the answers from the target (`regenerate_answers`).
 Held-out prompts share templates with the trained ones, but none of their fillers; on them the
 drafter is judged by real decoding. Needs the extras `train` and `demo`.
@@ -88,8 +96,8 @@ def main() -> None:
         "started from": str(options.warm_start_name or options.warm_start or "new weights"),
     }
     if options.eval_prompts:
-        prompts = held_out_prompts(tokenizer, options.eval_prompts)
-        trainer.add_callback(DecodingCallback(trainer, prompts, max_new_tokens=MAX_NEW_TOKENS))
+        asked = held_out_prompts(tokenizer, options.eval_prompts)
+        trainer.add_callback(DecodingCallback(trainer, asked, max_new_tokens=MAX_NEW_TOKENS))
     trainer.train(resume_from_checkpoint=options.resume)
     trainer.save_model(str(options.out / "drafter"))
 

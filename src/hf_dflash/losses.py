@@ -204,8 +204,7 @@ def dpace_row_weights(predicts: Tensor, alpha: float) -> RowWeights:
 class CrossEntropy:
     """Row losses against the target's tokens, with their gradient in closed form.
 
-    Autograd would keep three tables of the logits' size where this keeps two, and pass over them
-    twice as often.
+    What autograd does in several passes over tables of the logits' size is done in one such table.
 
     Args:
         labels: (R,) int64.

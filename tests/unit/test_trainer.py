@@ -351,7 +351,10 @@ def test_another_drafter_is_not_resumed(
 ) -> None:
     drafter = training_drafter(target, target_layer_ids=[1, 3], block_size=5)
     trainer = trainer_of(target, rows, tmp_path / "again", drafter=drafter)
-    message = r"`block_size` was 4, is 5; .*`target_layer_ids` was \[0, 2\], is \[1, 3\]"
+    message = (
+        r"`block_size` was 4, is 5; `loss_decay_gamma` was 1\.5, is 2\.0; "
+        r"`target_layer_ids` was \[0, 2\], is \[1, 3\]"
+    )
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
