@@ -7,10 +7,9 @@
 The shipped drafter, without a GPU; PROTOTYPE was one of 16-token blocks, trained elsewhere:
 
     cpu="--taps TAPS --sampled-tokens 2048 --anchors 32 --learning-rate 1e-3 --eval-prompts 0"
-    python examples/train_smollm2.py A $cpu --warm-start PROTOTYPE --n-answers 1344 \\
-        --schedule constant_with_warmup --max-steps 700
-    python examples/train_smollm2.py B $cpu --warm-start A/drafter --max-steps 1900 \\
-        --eval-steps 300
+    first="--n-answers 1344 --schedule constant_with_warmup --max-steps 700"
+    python examples/train_smollm2.py A $cpu $first --warm-start PROTOTYPE
+    python examples/train_smollm2.py B $cpu --warm-start A/drafter --max-steps 1900
 
 The prompts come from `smollm2_prompts.py`, the answers from the target (`regenerate_answers`).
 Held-out prompts share templates with the trained ones, but none of their fillers; on them the
