@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import training_runs
+
+HISTORY = [
+    {"step": 1, "loss": 9.0},
+    {"step": 2, "eval_acceptance_length": 1.5, "eval_accuracy_1": 0.4, "eval_loss": 5.0},
+    {"step": 4, "eval_acceptance_length": 2.0, "eval_accuracy_1": 0.6, "eval_loss": 4.0},
+]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Commands instead of runs; each leaves the state of a trainer."""
+    commands: list[list[str]] = []
+
+    def pretend(command: list[str], check: bool) -> None:
+        assert check
+        commands.append(command)
+        steps = command[command.index("--max-steps") + 1]
+        folder = Path(command[2]) / f"checkpoint-{steps}"
+        folder.mkdir(parents=True)
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": HISTORY}))
+
+    monkeypatch.setattr(subprocess, "run", pretend)
+    return commands
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *options: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["training_runs.py", *map(str, options)])
+    training_runs.main()
+
+
+def test_variants_differ_in_what_they_say_only(
+    started: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = tmp_path / "runs.json"
+    names = ["dflash", "random start", "2 layers"]
+    runs = ["--runs", *names, "--seeds", 0, 1, "--steps", 4]
+    main(monkeypatch, tmp_path / "work", *runs, "--json", result)
+    written = json.loads(result.read_text())["runs"]
+    assert [(run["run"], run["seed"]) for run in written] == [
+        (name, seed) for seed in (0, 1) for name in names
+    ]
+    assert [point["acceptance_length"] for point in written[0]["curve"]] == [1.5, 2.0]
+    options = [run["options"].split() for run in written[:3]]
+    assert options[0] == [*options[1], "--from-target"]
+    assert options[2] == [*options[0], "--layers", "2"]
+    assert "dflash                     2.000 (2.000..2.000, 2 seeds)" in capsys.readouterr().out
+    main(monkeypatch, tmp_path / "work", *runs)
+    assert len(started) == 6  # what is there is not repeated
+
+
+def test_a_variant_is_a_call_the_example_understands(
+    started: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(monkeypatch, tmp_path, "--steps", 4)
+    help_text = training_runs.SCRIPT.read_text(encoding="utf-8")
+    flags = {word for command in started for word in command if word.startswith("--")}
+    assert len(started) == len(training_runs.VARIANTS)
+    assert all(f'"{flag}"' in help_text for flag in flags)
