@@ -19,6 +19,7 @@ from .benchmark_data import BenchmarkPrompt
 from .benchmark_quality import Judge
 from .demo import Pair, find_difference
 from .measurement_runs import Run, Settings, Variant
+from .prompt_encoding import encode_prompt
 
 #: Tokens that each method decodes before anything counts: kernels are chosen, memory is pooled.
 WARM_UP_TOKENS = 16
@@ -227,24 +228,8 @@ class Benchmark:
         Raises:
             ValueError: The tokenizer makes no token of it.
         """
-        tokenizer = self.models.tokenizer
-        if getattr(tokenizer, "chat_template", None):
-            encoded = tokenizer.apply_chat_template(
-                _messages(turns, answers),
-                add_generation_prompt=True,
-                return_tensors="pt",
-                return_dict=True,
-                **self.settings.template_options,
-            )
-        else:
-            texts = [text for pair in zip(turns, [*answers, ""], strict=True) for text in pair]
-            encoded = tokenizer("\n\n".join(texts[:-1]), return_tensors="pt")
-        ids: Tensor = encoded["input_ids"]
-        if ids.numel() == 0:
-            raise ValueError(
-                f"The tokenizer {type(tokenizer).__name__} must make at least one token of a "
-                f"prompt, got none for {turns[-1][:60]!r}. Check the tokenizer's files."
-            )
+        messages = _messages(turns, answers)
+        ids = encode_prompt(self.models.tokenizer, messages, **self.settings.template_options)
         return ids.to(self.models.target.device)
 
 

@@ -112,8 +112,8 @@ def _show_differences(method: MethodSummary, console: Console) -> None:
     for d in differences[:MOST_DIFFERENCES]:
         gap = "unknown" if d.top2_gap is None else f"{d.top2_gap:.4f}"
         console.print(
-            f"  {d.dataset} prompt {d.prompt_index}, turn {d.turn + 1}, token "
-            f"{d.first_difference}: {gap}"
+            f"  {d.dataset} prompt {d.prompt_index + 1}, turn {d.turn + 1}, token "
+            f"{d.first_difference + 1}: {gap}"
         )
     if len(differences) > MOST_DIFFERENCES:
         console.print(f"  and {len(differences) - MOST_DIFFERENCES} more, in the file")

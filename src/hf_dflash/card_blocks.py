@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .card_sections import cell, table
 from .findings import (
+    SLICES,
     decoding_words,
     main_summary,
     place_sentence,
@@ -35,7 +36,6 @@ _CLAIM = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"\d+[.,]\d+|\d\s*([x\u00d7%]|times)")
-_SLICES = {"dataset": "data set", "language": "language", "thinking": "thinking", "turn": "turn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def _measured(path: Path) -> str:
     main = main_summary(measurement)
     if main is not None and main.acceptance is not None:
         parts.append(_slots_sentence(main.acceptance))
-    parts += [_slice_table(measurement, name) for name in _SLICES if _varies(measurement, name)]
+    parts += [_slice_table(measurement, name) for name in SLICES if _varies(measurement, name)]
     parts += [s for s in [slow_sentence(measurement)] if s is not None]
     parts.append(_provenance(measurement))
     return "\n\n".join(part.strip() for part in parts)
@@ -122,7 +122,7 @@ def _slice_table(measurement: Measurement, name: str) -> str:
         for summary in summaries
         if main is not None and summary.variant == main.variant
     ]
-    return _wide_table([_SLICES[name], "prompts", *_HEADINGS], rows)
+    return _wide_table([SLICES[name], "prompts", *_HEADINGS], rows)
 
 
 _HEADINGS = (

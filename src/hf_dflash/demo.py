@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
+from .prompt_encoding import encode_prompt
+
 DTYPES = ("float32", "bfloat16")
 
 # Timing the dtypes: one prompt, this many tokens, best of so many rounds. About ten seconds on two
@@ -278,23 +280,7 @@ def encode(pair: Pair, prompt: str) -> Tensor:
     Raises:
         ValueError: The tokenizer makes no token of it.
     """
-    if getattr(pair.tokenizer, "chat_template", None):
-        encoded = pair.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-        )
-    else:
-        encoded = pair.tokenizer(prompt, return_tensors="pt")
-    ids: Tensor = encoded["input_ids"]
-    if ids.numel() == 0:
-        name = getattr(pair.tokenizer, "name_or_path", "")
-        raise ValueError(
-            f"The tokenizer {type(pair.tokenizer).__name__} of {name or 'the target'} must make at "
-            f"least one token of a prompt, got none for {prompt[:60]!r}. Check the tokenizer's "
-            "files in that folder or repository."
-        )
+    ids = encode_prompt(pair.tokenizer, [{"role": "user", "content": prompt}])
     return ids.to(pair.target.device)
 
 

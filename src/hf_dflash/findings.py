@@ -9,6 +9,9 @@ from collections.abc import Sequence
 
 from .measurement import Identity, Measurement, MethodSummary, Spread
 
+#: Ways to part a measurement, and what readers call them.
+SLICES = {"dataset": "data set", "language": "language", "thinking": "thinking", "turn": "turn"}
+
 #: Names of the papers' methods.
 ARCHITECTURES = {"dflash": "DFlash", "dflare": "DFlare"}
 

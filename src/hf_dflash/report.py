@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .findings import (
     ARCHITECTURES,
+    SLICES,
     decoding_words,
     is_lossless,
     main_summary,
@@ -28,7 +29,6 @@ from .report_tokens import quoted, token_section
 if TYPE_CHECKING:
     from .plots import Picture
 
-_SLICES = {"dataset": "data set", "language": "language", "thinking": "thinking", "turn": "turn"}
 _HEADINGS = (
     "prompts",
     "tokens/s",
@@ -145,7 +145,7 @@ def _slices(measurement: Measurement) -> list[str]:
     if main is None:
         return []
     sections = []
-    for name, title in _SLICES.items():
+    for name, title in SLICES.items():
         parts = measurement.summary.slices[name]
         if len(parts) < 2:
             continue

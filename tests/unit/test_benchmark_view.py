@@ -45,8 +45,8 @@ def test_each_difference_is_shown_with_its_gap_and_no_more_than_can_be_read() ->
     ]
     text = shown(measurement([*pair_of_runs()[:1], *differing]))
     assert "dflash, block 8: 12 outputs differ from plain decoding" in text
-    assert "gsm8k prompt 0, turn 1, token 5: unknown" in text
-    assert text.count("token 5: 0.0000") == 9
+    assert "gsm8k prompt 1, turn 1, token 6: unknown" in text
+    assert text.count("token 6: 0.0000") == 9
     assert "and 2 more, in the file" in text
 
 
