@@ -309,7 +309,7 @@ def test_without_a_chat_template_the_text_goes_on() -> None:
 
 def test_a_prompt_without_a_token_is_refused() -> None:
     bench = benchmark(bench_models(tokenizer=PlainTokenizer()))
-    with pytest.raises(ValueError, match=r"PlainTokenizer of the target must make at least one token .* ''"):
+    with pytest.raises(ValueError, match=r"PlainTokenizer of the target must make .* ''"):
         bench.run_prompt("set", 0, BenchmarkPrompt(("",)))
 
 
