@@ -125,9 +125,9 @@ def _differences_sentence(identity: Identity) -> str:
     if len(gaps) == n_different:
         where = (
             ", where the target's two best tokens are at most "
-            f"{max(gaps):.2g} apart (logits): a near tie is decided by rounding"
+            f"{max(gaps):.3g} apart (logits): a near tie is decided by rounding"
             if max(gaps) < NEAR_TIE
-            else f", where the target's two best logits are up to {max(gaps):.2g} apart"
+            else f", where the target's two best logits are up to {max(gaps):.3g} apart"
         )
     differ = "one differs" if n_different == 1 else f"{n_different} differ"
     return (
