@@ -35,13 +35,17 @@ from hf_dflash.chats import read_chats
 from hf_dflash.data import encode_chats
 from hf_dflash.smollm2 import load_target
 from hf_dflash.taps_cache import MANIFEST, CachedTaps, write_taps
+from hf_dflash.target_states import run_target
 from hf_dflash.warm_start import init_from_target
+from hf_dflash.warm_start_dflare import init_from_dflash
 
 ANSWERS = Path(__file__).parent / "data" / "smollm2_answers.jsonl.gz"
 HELD_OUT = Path(__file__).parent / "data" / "smollm2_held_out.jsonl.gz"
 # <empty_output>: a token of the tokenizer that the target never writes.
 MASK_TOKEN_ID = 16
 MAX_NEW_TOKENS = 96
+# Thirteen thousand tokens: DFlare's context is fitted to DFlash's on them.
+N_FITTED_ROWS = 64
 
 
 def main() -> None:
@@ -62,7 +66,11 @@ def main() -> None:
     parser.add_argument("--anchors", type=int, default=24)
     parser.add_argument("--block-size", type=int, default=8, help="anchor included")
     parser.add_argument("--layers", type=int, default=3, help="draft layers of a new drafter")
-    parser.add_argument("--architecture", choices=["dflash", "dflare"], default="dflash")
+    parser.add_argument(
+        "--architecture",
+        choices=["dflash", "dflare"],
+        help="of a new drafter; DFlare can be warm-started from a DFlash drafter too",
+    )
     parser.add_argument("--from-target", action="store_true", help="start from target layers")
     parser.add_argument("--sampled-tokens", type=int, help="for a sampled softmax, on CPUs")
     parser.add_argument("--learning-rate", type=float, default=6e-4)
@@ -73,8 +81,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     target, tokenizer = load_target(options.dtype)
-    drafter = new_drafter(target, options)
     rows = encode_chats(tokenizer, read_chats(options.answers))
+    drafter = new_drafter(target, rows, options)
     if options.from_target:
         init_from_target(drafter, target, input_ids=torch.tensor([rows[0]["input_ids"]]))
     if options.taps is not None:  # the target runs once for a row, not once an epoch
@@ -101,17 +109,26 @@ def main() -> None:
     trainer.save_model(str(options.out / "drafter"))
 
 
-def new_drafter(target: Any, options: argparse.Namespace) -> DFlashDraftModel:
+def new_drafter(target: Any, rows: Any, options: argparse.Namespace) -> DFlashDraftModel:
     """A new drafter with five taps, or a trained one whose blocks may get another size."""
     if options.warm_start is not None:
         config = DFlashConfig.from_pretrained(options.warm_start)
         config.block_size = options.block_size
-        return DFlashDraftModel.from_pretrained(
+        trained = DFlashDraftModel.from_pretrained(
             options.warm_start, config=config, dtype=torch.float32
         )
+        if options.architecture in (None, config.architecture):
+            return trained
+        config = DFlashConfig(**{**config.to_dict(), "architecture": options.architecture})
+        drafter = DFlashDraftModel(config)
+        ids = [torch.tensor([rows[i]["input_ids"]]) for i in range(N_FITTED_ROWS)]
+        taps = [run_target(target, config.target_layer_ids, i, i.new_ones(i.shape)) for i in ids]
+        lost = init_from_dflash(drafter, trained, torch.cat([part.taps for part in taps], dim=1))
+        print("Of the variance of the context's keys and values the fit loses", lost)
+        return drafter
     config = DFlashConfig.for_target(
         target.config,
-        architecture=options.architecture,
+        architecture=options.architecture or "dflash",
         num_draft_layers=options.layers,
         num_taps=5,
         block_size=options.block_size,

@@ -26,13 +26,13 @@ def made(tmp_path_factory):
 def test_the_mix(made):
     module = runpy.run_path(str(SCRIPT))
     counts = Counter((prompt["kind"], prompt["split"]) for prompt in made)
-    for kind, (_, quota) in module["KINDS"].items():
+    for kind, (_, first, second) in module["KINDS"].items():
         assert counts[kind, "held_out"] == 5
         if kind not in module["OPEN_KINDS"]:
-            assert counts[kind, "train"] == quota
+            assert counts[kind, "train"] == first + second
     n_open = sum(counts[kind, "train"] for kind in module["OPEN_KINDS"])
-    assert 0.1 < n_open / sum(n for (_, split), n in counts.items() if split == "train") < 0.2
-    assert len({prompt["id"] for prompt in made}) == len(made) >= 2100
+    assert 0.2 < n_open / sum(n for (_, split), n in counts.items() if split == "train") < 0.3
+    assert len({prompt["id"] for prompt in made}) == len(made) >= 6600
     assert len({prompt["prompt"] for prompt in made}) == len(made)
 
 
@@ -44,8 +44,13 @@ def test_held_out_fillers_are_never_trained_on(made):
 
 
 def test_any_first_part_is_a_fair_sample_of_the_structured_kinds(made):
-    open_kinds = runpy.run_path(str(SCRIPT))["OPEN_KINDS"]
-    train = [p["kind"] for p in made if p["split"] == "train" and p["kind"] not in open_kinds]
+    module = runpy.run_path(str(SCRIPT))
+    open_kinds, n_second = (
+        module["OPEN_KINDS"],
+        sum(second for *_, second in module["KINDS"].values()),
+    )
+    first = [p for p in made[:-n_second] if p["split"] == "train"]
+    train = [p["kind"] for p in first if p["kind"] not in open_kinds]
     whole, part = Counter(train), Counter(train[:600])
     for kind, count in whole.items():
         expected = count * 600 / len(train)
