@@ -1,4 +1,4 @@
-"""docs/decoding.md does what it says: on a tiny pair here, on the real one where it takes longer."""
+"""docs/decoding.md does what it says: on a tiny pair, and where it takes longer on the real one."""
 
 from __future__ import annotations
 
