@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hf_dflash import DFlashDraftModel
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
-from hf_dflash.warm_start import _copy, init_from_target, merge_adapter
+from hf_dflash.warm_start import _copy, _effective_weights, init_from_target, merge_adapter
 from pairs import random_drafter
 from training_pairs import BLOCK, generated_rows, training_drafter, training_target
 
@@ -149,16 +149,70 @@ def test_norms_are_copied_by_where_they_act(family: str) -> None:
         torch.testing.assert_close(weight, torch.full_like(weight, 3.0))  # 1 + its weight
 
 
-def test_quantised_weights_are_not_copied(target: Any) -> None:
+def test_half_of_a_layer_is_copied_whole_or_not_at_all(
+    target: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of the MLP's matrices is quantised."""
     quantised = copy.deepcopy(target)
-    for layer in quantised.model.layers:
-        weight = layer.mlp.up_proj.weight
-        layer.mlp.up_proj.weight = torch.nn.Parameter(
-            weight.detach().to(torch.float8_e4m3fn), requires_grad=False
+    up = quantised.model.layers[3].mlp.up_proj
+    up.weight = torch.nn.Parameter(up.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    copied = init_from_target(random_drafter(target, BLOCK), quantised, [2, 3])
+    halves = {".".join(name.split(".")[:3]) for name in copied if name.startswith("layers.")}
+    assert halves == {
+        "layers.0.self_attn",
+        "layers.0.input_layernorm",
+        "layers.0.mlp",
+        "layers.0.post_attention_layernorm",
+        "layers.1.self_attn",
+        "layers.1.input_layernorm",
+    }
+    assert "The MLP of draft layers [1] stays as it was" in caplog.text
+    assert "The attention of" not in caplog.text
+
+
+@pytest.mark.parametrize("family", ["Phi3", "Glm"])
+def test_joint_projections_are_taken_apart(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    target = target_of(family)
+    drafter = random_drafter(target, BLOCK)
+    copied = init_from_target(drafter, target, [2, 3], input_ids=torch.arange(1, 30)[None])
+    x, layer, ours = torch.randn(1, 5, 32), target.model.layers[3], drafter.layers[1]
+    torch.testing.assert_close(ours.mlp(x), layer.mlp(x))
+    if family == "Glm":  # turns half of each head
+        assert not any("self_attn" in name for name in copied)
+        assert "The attention of draft layers [0, 1] stays as it was" in caplog.text
+    else:
+        q, k, v = layer.self_attn.qkv_proj(x).split([32, 16, 16], dim=-1)
+        torch.testing.assert_close(ours.self_attn.q_proj(x), q)
+        torch.testing.assert_close(ours.self_attn.k_proj(x), k)
+        torch.testing.assert_close(ours.self_attn.v_proj(x), v)
+        assert {f"layers.1.self_attn.{kind}_norm.weight" for kind in "qk"} <= set(copied)
+        assert "as it was" not in caplog.text
+
+
+def test_heads_that_turn_neighbours_are_put_in_order() -> None:
+    """The same scores come of Cohere's queries and keys, turned its way, as of ours."""
+    from transformers.models.cohere import modeling_cohere
+    from transformers.models.qwen3 import modeling_qwen3
+
+    target = target_of("Cohere")
+    drafter = random_drafter(target, BLOCK, rope_parameters=target.config.rope_parameters)
+    copied = init_from_target(drafter, target, [2, 3])
+    assert "layers.1.mlp.down_proj.weight" in copied
+    x, positions = torch.randn(1, 6, 32), torch.arange(6)[None]
+    scores = []
+    for module, attention, rotary in (
+        (modeling_cohere, target.model.layers[3].self_attn, target.model.rotary_emb),
+        (modeling_qwen3, drafter.layers[1].self_attn, drafter.rotary_emb),
+    ):
+        heads = (
+            p(x).unflatten(-1, (-1, 8)).transpose(1, 2)
+            for p in (attention.q_proj, attention.k_proj)
         )
-    copied = init_from_target(random_drafter(target, BLOCK), quantised)
-    assert not any("up_proj" in name for name in copied)
-    assert any("down_proj" in name for name in copied)
+        q, k = module.apply_rotary_pos_emb(*heads, *rotary(x, positions))
+        scores.append(q[:, ::2] @ k.transpose(2, 3))
+    torch.testing.assert_close(scores[1], scores[0])
+    norm = target.model.layers[3].input_layernorm.weight
+    assert torch.equal(drafter.layers[1].post_attention_layernorm.weight, norm)
 
 
 def test_a_norm_that_adds_one_to_its_weight_is_copied_as_it_acts() -> None:
@@ -173,7 +227,8 @@ def test_a_norm_that_adds_one_to_its_weight_is_copied_as_it_acts() -> None:
     copy_into = torch.nn.Module()
     copy_into.weight = torch.nn.Parameter(torch.zeros(4))
     with torch.no_grad():
-        assert _copy(copy_into, GemmaRMSNorm(), "norm.") == ["norm.weight"]
+        weights = _effective_weights(GemmaRMSNorm())
+        assert _copy(copy_into, weights, "norm.") == ["norm.weight"]
     torch.testing.assert_close(copy_into.weight.data, torch.full((4,), 1.5))
 
 
@@ -248,6 +303,23 @@ def test_an_adapter_on_a_drafter_in_half_precision(target: Any, tmp_path: Path) 
     trainer = train(lora(base), target, tmp_path, ema_decay=0.5)
     assert base.dtype == torch.bfloat16
     assert {p.dtype for p in trainer.model.parameters() if p.requires_grad} == {torch.float32}
+
+
+def test_merging_does_not_round_small_changes_away(target: Any) -> None:
+    base = training_drafter(target).to(torch.bfloat16)
+    before = base.layers[0].self_attn.q_proj.weight.detach().float()
+    model = lora(base)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:  # a change of every weight by 4 * 1e-2 ** 2 = 4e-4
+            assert parameter.dtype == torch.float32
+            parameter.data.fill_(1e-2)
+    scale = 8 / 4  # alpha / rank, PEFT's defaults and ours
+    merged = merge_adapter(model).layers[0].self_attn.q_proj.weight
+    change = torch.full_like(before, 4e-4 * scale)
+    torch.testing.assert_close(merged - before, change, rtol=0.01, atol=0)
+    assert base.dtype == torch.bfloat16
+    rounded = (before + 4e-4 * scale).to(torch.bfloat16).float()
+    assert (rounded == before).float().mean() > 0.2  # what bfloat16 would have lost
 
 
 def test_nothing_to_merge_is_said(target: Any) -> None:
