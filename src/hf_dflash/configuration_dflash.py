@@ -122,7 +122,9 @@ class DFlashConfig(Qwen3Config):
         """Derive the config of a new drafter from its target's.
 
         Draft layers get the target's widths, heads, rotary embedding (that of its full-attention
-        layers) and vocabulary, and attend fully. Everything can be overridden.
+        layers) and vocabulary, and attend fully. Their projections have biases if the target says
+        so by its `attention_bias`; those on queries, keys and values alone (Qwen2) are left out,
+        as drafters have them on all four or none. Everything can be overridden.
 
         Args:
             target_config: Config of the target; of a vision or audio model too.

@@ -186,3 +186,22 @@ def test_numbers_that_agree_are_taken():
 def test_targets_without_attention_are_refused_with_what_is_missing(name, missing):
     with pytest.raises(ValueError, match=f"{name}Config has no `{missing}`.*not supported"):
         DFlashConfig.for_target(getattr(transformers, f"{name}Config")(), mask_token_id=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "has_bias"),
+    [
+        ("Qwen2", {}, False),
+        ("Llama", {"attention_bias": True}, True),
+        ("Llama", {}, False),
+    ],
+)
+def test_a_drafter_has_biases_where_its_target_has_them_on_all_projections(
+    name: str, options: dict[str, bool], has_bias: bool
+) -> None:
+    """Qwen2 has them on queries, keys and values: no file format of a drafter tells such."""
+    assert drafter_for(name, **options).attention_bias == has_bias
+    target = getattr(transformers, f"{name}ForCausalLM")(target_config(name, **options))
+    attention = target.model.layers[0].self_attn
+    assert (attention.o_proj.bias is not None) == has_bias
+    assert (attention.q_proj.bias is not None) == (has_bias or name == "Qwen2")
