@@ -10,7 +10,9 @@ import torch
 
 from hf_dflash import DFlashDraftModel
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SHIPPED = ROOT / "model_cards" / "smollm2-135m-instruct-dflash"
 
 
 def run(name, *options):
@@ -42,3 +44,15 @@ def test_train_smollm2(tmp_path):
     assert float(re.search(r"'eval_decoding_acceptance_length': '?([0-9.]+)", shown)[1]) >= 1
     drafter = DFlashDraftModel.from_pretrained(tmp_path / "drafter")
     assert (drafter.dtype, len(drafter.layers)) == (torch.bfloat16, 3)
+
+
+@pytest.mark.slow
+def test_dflare_starts_where_dflash_stands(tmp_path):
+    """After one step of next to no size it accepts nearly what the shipped DFlash drafter does."""
+    options = ["--architecture", "dflare", "--warm-start", SHIPPED, "--learning-rate", 1e-9]
+    sizes = ["--batch-size", 1, "--anchors", 4, "--max-steps", 1, "--eval-steps", 1]
+    shown = run("train_smollm2.py", tmp_path, *options, *sizes, "--eval-prompts", 0)
+    assert "Of the variance of the context's keys and values the fit loses" in shown
+    assert float(re.search(r"'eval_acceptance_length': '?([0-9.]+)", shown)[1]) > 2
+    drafter = DFlashDraftModel.from_pretrained(tmp_path / "drafter")
+    assert drafter.config.architecture == "dflare"
