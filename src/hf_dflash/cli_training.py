@@ -188,11 +188,13 @@ def train(context: typer.Context) -> None:
     Arguments come from a YAML file, from flags, or both: `hf-dflash train run.yaml --max_steps 9`
     """
     with bad_input_is_one_line(), _shown_log():
-        from .training_run import build_run, finish_run
+        from .training_run import build_run, finish_run, leave_processes
 
         run, trainer = build_run(context.args)
     with _shown_log(), own_errors_are_one_line():
         finish_run(run, trainer)
+        del trainer  # it holds the group of processes
+        leave_processes()
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
 from .blocks import PADDING
 from .collator import read_row
-from .target import check_pair
+from .target import check_pair, decoder_layers
 from .target_states import run_target
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float8")
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float8": 1}
 _FLOAT8_MAX = 448.0  # of e4m3
 _MOST_OFF = 0.1  # float8 is off by 3 %, half precision by less
+_CHECKED_TOKENS = 256  # of a row that is run again; the target may be on the host still
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,8 +298,24 @@ def check_taps(target: Any, cached: CachedTaps) -> None:
     _check_row(target, cached.layout, cached.rows[0], cached[0]["taps"], where)
 
 
+def drop_layers(target: Any) -> None:
+    """Free the target's decoder layers, which training on cached taps does not run.
+
+    Embeddings, final norm and head stay: drafter and loss use them.
+
+    Args:
+        target: A target that nothing else will run; see `check_taps` before.
+    """
+    first = decoder_layers(target)[0]
+    for module in target.modules():
+        if isinstance(module, nn.ModuleList) and len(module) and module[0] is first:
+            del module[:]
+            return
+
+
 def _check_row(target: Any, layout: CacheLayout, row: Any, got: Tensor, where: str) -> None:
-    columns = read_row(row)
+    columns = {name: column[:_CHECKED_TOKENS] for name, column in read_row(row).items()}
+    got = got[:_CHECKED_TOKENS]
     ids, documents = columns["input_ids"][None], columns["document_ids"][None]
     device = target.get_input_embeddings().weight.device
     states = run_target(target, layout.target_layer_ids, ids.to(device), documents.to(device))

@@ -19,17 +19,18 @@ from transformers import Trainer
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
     EvalPrediction,
+    TrainOutput,
     get_last_checkpoint,
     rotate_checkpoints,
 )
 
-from .checkpointing import PART_FOLDER, check_settings, publish, run_settings, write_settings
+from .checkpointing import PART_FOLDER, publish
 from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
 from .exporting import export_drafter, push_run, write_run_card, write_run_log
-from .losses import dpace_weights, progressive_gamma
-from .metrics import acceptance_metrics
-from .planner import MemoryPlan, available_bytes, plan_memory
+from .losses import progressive_gamma
+from .planner import MemoryPlan, plan_step
+from .resuming import check_settings, finished_state, run_settings, write_settings
 from .sampled_vocabulary import check_plain_head
 from .training_arguments import DFlashTrainingArguments
 from .training_checks import (
@@ -37,8 +38,6 @@ from .training_checks import (
     check_device,
     check_training,
     collator_for,
-    is_compiled,
-    longest_row,
     numbered,
 )
 from .training_step import TrainingStep
@@ -242,16 +241,7 @@ class DFlashTrainer(Trainer):
 
     def _evaluation_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
         table = torch.as_tensor(prediction.predictions).flatten(0, 1)  # (M, K, 2)
-        right, losses = table[..., 0].round().long(), table[..., 1]
-        predicts = right >= 0
-        metrics = acceptance_metrics(right)
-        if self.args.loss_weighting == "dpace":
-            weights = dpace_weights(losses, predicts, self.args.dpace_alpha)
-            total = predicts.any(dim=1).sum()
-        else:
-            weights = predicts * self.step.slot_weights(self.gamma_at(self.state.max_steps))[1:]
-            total = weights.sum()
-        return metrics | ({"loss": float((losses * weights).sum() / total)} if total > 0 else {})
+        return self.step.metrics(table, self.gamma_at(self.state.max_steps))
 
     # ---- running ----
 
@@ -270,8 +260,26 @@ class DFlashTrainer(Trainer):
             check_settings(Path(folder), self._settings())
             if self.ema is not None:
                 self.ema.load(Path(folder))
+            if self._is_finished(Path(folder)):
+                return TrainOutput(self.state.global_step, 0.0, {})
         self.planned()
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _is_finished(self, folder: Path) -> bool:
+        """Whether a checkpoint has no step left; then weights and state are taken from it.
+
+        Trainer itself would make one step more.
+        """
+        state = finished_state(folder, self.args, len(self.get_train_dataloader()))
+        if state is None:
+            return False
+        logger.info("Nothing is left to train: %s is of step %d.", folder, state.global_step)
+        self.state = state
+        if self.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            self._load_best_model()
+        else:
+            self._load_from_checkpoint(str(folder))
+        return True
 
     def _load_from_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with warnings.catch_warnings():
@@ -280,13 +288,13 @@ class DFlashTrainer(Trainer):
             super()._load_from_checkpoint(*args, **kwargs)
 
     def _settings(self) -> dict[str, Any]:
-        n_examples = None if self.train_dataset is None else len(self.train_dataset)
-        return run_settings(self.step.config, self.args, n_examples)
+        return run_settings(self.step.config, self.args, self.train_dataset, self.target)
 
     def planned(self) -> MemoryPlan:
         """What a step takes of the memory; estimated and logged once."""
         if self.plan is None:
-            self.plan = self._make_plan()
+            parts = (self.step.config, self.args, self.model, self.target)
+            self.plan = plan_step(*parts, self.train_dataset)
             logger.info(self.plan.summary())
             if not self.plan.fits:
                 logger.warning(
@@ -295,19 +303,6 @@ class DFlashTrainer(Trainer):
                     self.plan.summary(),
                 )
         return self.plan
-
-    def _make_plan(self) -> MemoryPlan:
-        return plan_memory(
-            self.step.config,
-            n_trained=sum(p.numel() for p in self.model.parameters() if p.requires_grad),
-            target_bytes=sum(p.numel() * p.element_size() for p in self.target.parameters()),
-            n_rows=self.args.per_device_train_batch_size,
-            n_tokens=longest_row(self.train_dataset),
-            n_anchors=self.args.n_anchors,
-            available=available_bytes(self.args.device),
-            dense_mask=not is_compiled(self.step.config),
-            logits_chunk_size=self.args.logits_chunk_size,
-        )
 
     # ---- saving ----
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .collator import DFlashCollator, EpochRows
+from .taps_cache import CachedTaps
 from .target import check_pair
 
 
@@ -119,8 +120,15 @@ def numbered(rows: Any, name: str, collator: Any) -> Any:
     return checked
 
 
+def token_columns(rows: Any) -> Any:
+    """The rows without what is read beside them: taps from a cache are large, and not asked for."""
+    rows = rows.rows if isinstance(rows, EpochRows) else rows
+    return rows.rows if isinstance(rows, CachedTaps) else rows
+
+
 def longest_row(rows: Any, most: int = 512) -> int:
     """Tokens of the longest of the first ``most`` rows."""
     if rows is None:
         return 1
-    return max(1, *(len(rows[i]["input_ids"]) for i in range(min(most, len(rows)))))
+    columns = token_columns(rows)
+    return max(1, *(len(columns[i]["input_ids"]) for i in range(min(most, len(rows)))))

@@ -1,5 +1,6 @@
 """One run of `hf-dflash train`: load, build the trainer, train, save."""
 
+import gc
 import logging
 import warnings
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers.trainer_utils import get_last_checkpoint
 
 from .callbacks import DecodingCallback, prompts_of
@@ -17,11 +19,11 @@ from .modeling_dflash import DFlashDraftModel
 from .row_file import open_rows
 from .run_arguments import RunArguments, parse_run
 from .sharding import check_one_forward_a_batch, shard_target
-from .taps_cache import CachedTaps, check_taps
+from .taps_cache import CachedTaps, check_taps, drop_layers
 from .trainer import DFlashTrainer
 from .training_arguments import DFlashTrainingArguments
 from .training_checks import collator_for
-from .training_log import read_data_record
+from .training_log import TRAINING_LOG_NAME, read_data_record, read_training_log
 from .warm_start import init_from_target, merge_adapter
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,10 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     drafter = _drafter(run, args, target, tokenizer, rows)
     if run.taps is not None:
         rows = CachedTaps(rows, Path(run.taps), drafter.config)
+        if not slices and not run.shard_target:  # evaluations would run the layers
+            check_taps(target, rows)
+            drop_layers(target)
+            logger.info("The target's layers are not loaded onto the device: taps are cached.")
     if run.shard_target:
         for name, part in {"data": rows, **slices}.items():
             check_one_forward_a_batch(part, name)
@@ -61,7 +67,7 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     evaluation: Any = next(iter(slices.values())) if len(slices) == 1 else slices or None
     trainer = DFlashTrainer(model, target, args, rows, evaluation)
     trainer.data_record = read_data_record(Path(run.data))
-    if isinstance(rows, CachedTaps):
+    if isinstance(rows, CachedTaps) and (slices or run.shard_target):
         check_taps(trainer.target, rows)
     if run.decoding_prompts:
         prompts = [p for part in slices.values() for p in prompts_of(part, run.decoding_prompts)]
@@ -73,11 +79,16 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
 def finish_run(run: RunArguments, trainer: DFlashTrainer) -> None:
     """Train, evaluate, and write the drafter to ``output_dir``; it is pushed if that was asked for.
 
+    A finished run that is resumed leaves everything as it is.
+
     Raises:
         ValueError: The checkpoint to resume was written by another configuration.
     """
-    trainer.train(resume_from_checkpoint=_resumed(trainer.args))
+    result = trainer.train(resume_from_checkpoint=_resumed(trainer.args))
     step = trainer.state.global_step
+    if not result.metrics and _is_written(trainer.args, step):
+        logger.info("The drafter in %s is that of step %d already.", trainer.args.output_dir, step)
+        return
     last = [name for log in trainer.state.log_history if log["step"] == step for name in log]
     if run.eval_data is not None and not any(name.startswith("eval_") for name in last):
         trainer.evaluate()
@@ -88,7 +99,24 @@ def finish_run(run: RunArguments, trainer: DFlashTrainer) -> None:
     trainer.save_model()
     if trainer.is_world_process_zero():
         logger.info("The drafter is in %s.", trainer.args.output_dir)
-    trainer.accelerator.end_training()  # processes leave together
+    trainer.accelerator.wait_for_everyone()  # processes leave together
+
+
+def leave_processes() -> None:
+    """Leave the other processes of a finished run; nothing of it may be held any more.
+
+    The group's threads end with its last holder, and DDP is one. A thread of gloo's that still
+    lives while the interpreter shuts down aborts the process now and then
+    (https://github.com/pytorch/pytorch/pull/179291): a finished run would look like a failed one,
+    and torch's launchers on the other nodes would wait for this one for five minutes.
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return
+    gc.collect()
+    for thing in gc.get_objects():
+        if type(thing) is DeviceMesh:  # kept for ever by what torch remembers of sharded operations
+            getattr(thing, "_pg_registry", {}).clear()
+    torch.distributed.destroy_process_group()
 
 
 def _slices(paths: Sequence[str]) -> dict[str, Any]:
@@ -118,6 +146,12 @@ def _check_output(args: DFlashTrainingArguments) -> None:
             f"`resume_from_checkpoint` needs a checkpoint, but there is none in "
             f"{folder if wanted is True else wanted}. Leave it out to start."
         )
+
+
+def _is_written(args: DFlashTrainingArguments, step: int) -> bool:
+    """Whether the drafter of a step is in ``output_dir``; its log is what is written last."""
+    path = Path(str(args.output_dir)) / TRAINING_LOG_NAME
+    return path.is_file() and read_training_log(path).n_steps == step
 
 
 def _resumed(args: DFlashTrainingArguments) -> str | bool:

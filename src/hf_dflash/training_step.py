@@ -23,11 +23,13 @@ from .losses import (
     cross_entropy,
     decay_weights,
     dpace_row_weights,
+    dpace_weights,
     fixed_weights,
     forward_kl,
     row_chunks,
     total_variation,
 )
+from .metrics import acceptance_metrics
 from .sampled_vocabulary import SampledVocabulary
 from .target import draft_logits, noise_embeddings
 from .target_states import TargetStates, run_target
@@ -130,6 +132,25 @@ class TrainingStep:
         teacher = states.last_hidden_states[row, batch["anchors"][row, slot] + k - 1]
         kind = forward_kl if self.args.loss_type == "forward_kl" else total_variation
         return kind(lambda rows: self.head(teacher[rows]))
+
+    def metrics(self, table: Tensor, gamma: float) -> dict[str, float]:
+        """Acceptance and loss over the slots of an evaluation.
+
+        Args:
+            table: (M, K, 2): whether each slot's choice was right, negative if it predicts
+                nothing; and its loss.
+            gamma: Of the decay.
+        """
+        right, losses = table[..., 0].round().long(), table[..., 1]
+        predicts = right >= 0
+        metrics = acceptance_metrics(right)
+        if self.args.loss_weighting == "dpace":
+            weights = dpace_weights(losses, predicts, self.args.dpace_alpha)
+            total = predicts.any(dim=1).sum()
+        else:
+            weights = predicts * self.slot_weights(gamma)[1:]
+            total = weights.sum()
+        return metrics | ({"loss": float((losses * weights).sum() / total)} if total > 0 else {})
 
     def hidden_states(self, model: Any, batch: Batch, taps: Tensor) -> Tensor:
         """Run the drafter on all blocks of a batch; returns (N, A * B, H).

@@ -7,7 +7,6 @@ everything but the kernels is what runs there.
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -15,8 +14,8 @@ os.environ["ACCELERATE_USE_CPU"] = "true"
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
+from train_and_leave import run_and_leave
 
-from hf_dflash.cli import app
 from hf_dflash.trainer import DFlashTrainer
 
 _init = PartialState.__init__
@@ -39,12 +38,4 @@ def train_and_look(self: DFlashTrainer, *args: Any, **kwargs: Any) -> Any:
 if __name__ == "__main__":
     PartialState.__init__ = pretend
     DFlashTrainer.train = train_and_look
-    try:
-        app()
-    finally:
-        # Everything is written. A thread of torch's that still runs when the interpreter shuts down
-        # aborts the process now and then.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if sys.exc_info()[1] is None or getattr(sys.exc_info()[1], "code", 1) in (0, None):
-            os._exit(0)
+    run_and_leave()

@@ -228,6 +228,24 @@ def test_a_file_and_flags_train_alike_and_a_resumed_run_too(place: Path, tmp_pat
     assert_same_weights(tmp_path / "flags", tmp_path / "stopped")
 
 
+def test_a_finished_run_stays_as_it_is(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    trained(place, out)
+    before = {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*"))}
+    result = trained(place, out, "--resume_from_checkpoint=true")
+    assert "Nothing is left to train" in result.stderr
+    assert "is that of step 4 already" in result.stderr
+    assert {path: path.stat().st_mtime_ns for path in sorted(out.rglob("*"))} == before
+
+    (out / "training_log.json").unlink()  # stopped between the last checkpoint and the drafter
+    expected = weights(out)
+    (out / "model.safetensors").unlink()
+    trained(place, out, "--resume_from_checkpoint=true")
+    for name, weight in expected.items():
+        assert torch.equal(weights(out)[name], weight), name
+    assert read_training_log(out / "training_log.json").n_steps == 4
+
+
 def test_a_trained_drafter_is_gone_on_with(place: Path, tmp_path: Path) -> None:
     options = [*SMALL[-1:], *FEW_STEPS, *QUIET]
     data = ["--target", place / "target", "--data", place / "rows.jsonl"]
@@ -309,7 +327,8 @@ def test_cached_taps_train_as_the_target_does(place: Path, tmp_path: Path) -> No
     rows = load_rows(place / "rows.jsonl").rows
     assert int(told[1]) == sum(len(row.input_ids) for row in rows)
     trained(place, tmp_path / "online")
-    trained(place, tmp_path / "cached", "--taps", tmp_path / "taps")
+    result = trained(place, tmp_path / "cached", "--taps", tmp_path / "taps")
+    assert "The target's layers are not loaded onto the device" in result.stderr
     one, other = weights(tmp_path / "online"), weights(tmp_path / "cached")
     for name, weight in one.items():
         torch.testing.assert_close(other[name], weight, atol=1e-5, rtol=0)

@@ -14,13 +14,14 @@ from typing import Any
 os.environ["ACCELERATE_USE_CPU"] = "true"
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_run import leave_processes
+from threads_of_torch import refuse_threads_of_gloo
 from training_pairs import generated_rows, training_drafter, training_target
 
 
@@ -101,13 +102,9 @@ def main() -> None:
     if sharded:
         shard_on_cpus()
     train(folder, int(sys.argv[2]), sharded)
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-    # All is written. Now and then a thread of torch's still runs when the interpreter shuts down,
-    # and C++ then aborts the process ("terminate called without an active exception").
-    sys.stdout.flush()
-    os._exit(0)
+    PartialState().wait_for_everyone()
+    leave_processes()
+    refuse_threads_of_gloo()
 
 
 if __name__ == "__main__":

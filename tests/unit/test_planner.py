@@ -1,14 +1,35 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from hf_dflash.losses import (
+    chunked_loss,
+    cross_entropy,
+    fixed_weights,
+    forward_kl,
+    row_chunks,
+    total_variation,
+)
 from hf_dflash.planner import available_bytes, plan_memory
+from hf_dflash.sampled_vocabulary import SampledVocabulary
 
 GIB = 2**30
+MEMORY = "[memory]"
+SMALL: dict[str, Any] = {
+    "n_trained": 1,
+    "target_bytes": 1,
+    "n_rows": 1,
+    "n_tokens": 40,
+    "n_anchors": 32,
+    "available": GIB,
+}
 # The drafter of Qwen3-8B.
 CONFIG = SimpleNamespace(
     block_size=16,
@@ -57,6 +78,67 @@ def test_a_choice_is_kept_and_no_more_rows_than_there_are_are_planned() -> None:
     )
     assert small.logits_chunk_size == 30
     assert plan(GIB, dense_mask=False).mask == 0
+
+
+def peak_bytes(run: Callable[[], Any]) -> int:
+    """Most bytes that were allocated at once, beyond those before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        run()
+    events = profiled.profiler.kineto_results.events()
+    sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == MEMORY]
+    return max(accumulate(sizes))
+
+
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "total_variation", "forward_kl"])
+def test_logits_take_what_is_planned(loss_type: str) -> None:
+    """Three chunks of a loss with its gradient, and a head in half precision."""
+    n_rows, chunk = 96, 32
+    config = SimpleNamespace(**{**vars(CONFIG), "vocab_size": 4096})
+    plan = plan_memory(config, **SMALL, logits_chunk_size=chunk, loss_type=loss_type)
+    weight = torch.randn(config.vocab_size, 8, dtype=torch.bfloat16)
+    hidden, teacher = torch.randn(n_rows, 8, requires_grad=True), torch.randn(n_rows, 8)
+
+    def head(rows: torch.Tensor) -> torch.Tensor:
+        return rows.to(weight) @ weight.T
+
+    row_loss = {
+        "cross_entropy": cross_entropy(torch.arange(n_rows)),
+        "total_variation": total_variation(lambda rows: head(teacher[rows])),
+        "forward_kl": forward_kl(lambda rows: head(teacher[rows])),
+    }[loss_type]
+    weights, total = fixed_weights(torch.ones(n_rows)), torch.tensor(96.0)
+    chunks = row_chunks(n_rows, chunk)
+    peak = peak_bytes(lambda: chunked_loss(hidden, head, row_loss, weights, total, chunks))
+    assert peak == pytest.approx(plan.logits, rel=0.03)
+
+
+def test_part_of_the_vocabulary_takes_what_is_planned() -> None:
+    sizes = {"block_size": 4, "vocab_size": 8192, "target_hidden_size": 64}
+    scales = {"output_multiplier": 1.0, "final_logit_softcapping": None}
+    config = SimpleNamespace(**{**vars(CONFIG), **sizes, **scales})
+    options = {"logits_chunk_size": 32, "n_sampled_tokens": 2000}
+    plan = plan_memory(config, **SMALL, **options)
+    whole = plan_memory(config, **SMALL, logits_chunk_size=32)
+    labels = torch.arange(96)
+    n_slots = SMALL["n_anchors"] * 3
+    assert n_slots == len(labels)
+    head = torch.nn.Linear(64, 8192, bias=False, dtype=torch.bfloat16)
+    target = SimpleNamespace(get_output_embeddings=lambda: head)
+    hidden = torch.randn(96, 64, requires_grad=True)
+
+    def run() -> None:
+        sampled = SampledVocabulary(target, config, labels, 2000, torch.Generator())
+        weights, total = fixed_weights(torch.ones(96)), torch.tensor(96.0)
+        chunked_loss(hidden, sampled.head, sampled.row_loss, weights, total, row_chunks(96, 32))
+
+    assert 0.75 * plan.logits < peak_bytes(run) < 1.1 * plan.logits
+    assert plan.logits < whole.logits
+
+
+def test_distillation_keeps_the_last_hidden_states() -> None:
+    plain, distilled = plan(200 * GIB), plan(200 * GIB, loss_type="forward_kl")
+    assert distilled.taps - plain.taps == 4 * 3072 * 4096
+    assert distilled.logits == 512 * 151936 * 26
 
 
 def test_the_free_memory_of_this_machine() -> None:

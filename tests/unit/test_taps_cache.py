@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import pickle
@@ -12,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from hf_dflash import taps_cache
-from hf_dflash.taps_cache import CachedTaps, check_taps, plan_cache, write_taps
+from hf_dflash.collator import EpochRows
+from hf_dflash.resuming import run_settings
+from hf_dflash.taps_cache import DTYPES, CachedTaps, check_taps, drop_layers, plan_cache, write_taps
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
 from training_pairs import (
@@ -98,6 +101,20 @@ def test_training_from_the_cache_is_training_online(
     offline = train(target, cached, tmp_path / "b", dataloader_num_workers=n_workers)
     for name, weight in online.items():
         torch.testing.assert_close(offline[name], weight, atol=1e-6, rtol=1e-4)
+
+
+def test_training_from_the_cache_needs_no_layers(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    write_taps(target, config, rows, tmp_path / "taps", dtype="float32")
+    cached = CachedTaps(rows, tmp_path / "taps", config)
+    ends = copy.deepcopy(target)
+    drop_layers(ends)
+    kept = {name.split(".")[-2] for name, _ in ends.named_parameters()}
+    assert kept == {"embed_tokens", "norm", "lm_head"}
+    whole, without = train(target, cached, tmp_path / "a"), train(ends, cached, tmp_path / "b")
+    for name, weight in whole.items():
+        assert torch.equal(without[name], weight)
 
 
 def test_packed_rows_are_cached_document_by_document(
@@ -227,6 +244,21 @@ def test_a_cache_travels_to_worker_processes(
     first = cached[0]["taps"]
     assert torch.equal(pickle.loads(pickle.dumps(cached))[0]["taps"], first)
     assert json.loads((tmp_path / "taps.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_a_resumed_run_reads_the_same_cache(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    args = DFlashTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    settings = {"online": run_settings(config, args, EpochRows(rows), target)}
+    for dtype in ("bfloat16", "float8"):
+        write_taps(target, config, rows, tmp_path / dtype, dtype=dtype)
+        cached = EpochRows(CachedTaps(rows, tmp_path / dtype, config))
+        settings[dtype] = run_settings(config, args, cached, target)
+    digests = {kind: values.pop("rows_sha256") for kind, values in settings.items()}
+    assert len(set(digests.values())) == 1
+    assert [values.pop("taps_dtype") for values in settings.values()] == [None, *DTYPES[::3]]
+    assert settings["online"] == settings["bfloat16"] == settings["float8"]
 
 
 def test_distillation_from_cached_taps_is_refused(

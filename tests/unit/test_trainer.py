@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from hf_dflash import DFlashDraftModel
-from hf_dflash.checkpointing import SETTINGS_NAME
 from hf_dflash.losses import decay_weights
 from hf_dflash.model_card import check_card
+from hf_dflash.resuming import SETTINGS_NAME
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
 from hf_dflash.training_checks import check_device
@@ -324,6 +324,14 @@ def checkpoint(target: Any, rows: Any, tmp_path: Path) -> Path:
         ({"gradient_accumulation_steps": 3}, "`rows_per_update` was 2, is 6"),
         ({"ema_decay": 0.5}, "`ema_decay` was None, is 0.5"),
         ({"n_sampled_tokens": 9}, "`n_sampled_tokens` was None, is 9"),
+        ({"weight_decay": 0.1}, r"`weight_decay` was 0\.0, is 0\.1"),
+        ({"optim": "sgd"}, "`optim` was 'adamw_torch_fused', is 'sgd'"),
+        ({"adam_beta2": 0.95}, r"`adam_beta2` was 0\.999, is 0\.95"),
+        ({"adam_epsilon": 1e-6}, "`adam_epsilon` was 1e-08, is 1e-06"),
+        ({"max_grad_norm": 0.5}, r"`max_grad_norm` was 1\.0, is 0\.5"),
+        ({"lr_scheduler_type": "linear"}, "`lr_scheduler_type` was 'cosine', is 'linear'"),
+        ({"warmup_steps": 3}, r"`warmup_steps` was 0\.04, is 3"),
+        ({"bf16": True}, "`bf16` was False, is True"),
     ],
 )
 def test_another_configuration_is_not_resumed(
@@ -332,6 +340,65 @@ def test_another_configuration_is_not_resumed(
     trainer = trainer_of(target, rows, tmp_path / "again", **options)
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_target_of_another_dtype_is_not_resumed(
+    rows: Any, tmp_path: Path, checkpoint: Path
+) -> None:
+    half = training_target(dtype=torch.bfloat16)
+    drafter = training_drafter(half).float()
+    trainer = trainer_of(half, rows, tmp_path / "again", drafter=drafter)
+    with pytest.raises(ValueError, match="`target_dtype` was 'float32', is 'bfloat16'"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def changed_rows(rows: Any, change: str) -> list[Any]:
+    ids, mask = (list(rows[-1][name]) for name in ("input_ids", "loss_mask"))
+    if change == "another token":
+        ids[-1] += 1
+    elif change == "another mask":
+        mask[-1] = 0
+    last: dict[str, Any] = {"input_ids": ids, "loss_mask": mask}
+    if change == "packed":
+        last["document_ids"] = [1] * 5 + [2] * (len(ids) - 5)
+    return [rows[1], rows[0], *rows[2:]] if change == "order" else [*rows[:-1], last]
+
+
+@pytest.mark.parametrize("change", ["another token", "another mask", "packed", "order"])
+def test_other_rows_are_not_resumed(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path, change: str
+) -> None:
+    trainer = trainer_of(target, changed_rows(rows, change), tmp_path / "again")
+    with pytest.raises(ValueError, match=r"`rows_sha256` was '.{64}', is '"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_an_update_may_be_divided_otherwise(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path
+) -> None:
+    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "max_steps": 3}
+    trainer = trainer_of(target, rows, tmp_path / "again", **options)
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 3
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 0.4}])
+def test_a_finished_run_is_not_trained_further(
+    target: Any,
+    rows: Any,
+    tmp_path: Path,
+    checkpoint: Path,
+    length: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ten rows, two a step: five steps an epoch, of which two are made."""
+    trainer = trainer_of(target, rows, tmp_path / "again", **length)
+    with caplog.at_level(logging.INFO, logger="hf_dflash.trainer"):
+        result = trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert result.global_step == trainer.state.global_step == 2
+    assert "Nothing is left to train" in caplog.text
+    assert_equal_weights(weights_of(trainer), load_file(checkpoint / "model.safetensors"))
+    assert not list((tmp_path / "again").iterdir())
 
 
 def test_what_an_older_record_does_not_tell_is_passed_over(
@@ -702,7 +769,7 @@ def test_a_plan_that_does_not_fit_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("hf_dflash.trainer.available_bytes", lambda _: 1000)
+    monkeypatch.setattr("hf_dflash.planner.available_bytes", lambda _: 1000)
     trainer = trainer_of(target, rows, tmp_path)
     with caplog.at_level(logging.INFO, logger="hf_dflash.trainer"):
         trainer.train()

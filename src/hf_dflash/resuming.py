@@ -1,0 +1,156 @@
+"""What a resumed run must share with the run that wrote its checkpoint, and whether any is left."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerState
+
+from .training_checks import token_columns
+
+SETTINGS_NAME = "dflash_run.json"
+TRAINER_STATE_NAME = "trainer_state.json"
+#: Of the drafter's config: what its weights do not tell.
+_CONFIG = (
+    "architecture",
+    "block_size",
+    "mask_token_id",
+    "target_layer_ids",
+    "layer_types",
+    "sliding_window",
+    "is_causal",
+    "rms_norm_eps",
+    "rope_parameters",
+    "hidden_act",
+    "input_embedding_scale",
+    "output_multiplier",
+    "final_logit_softcapping",
+)
+#: Of the training arguments; not how many epochs and the learning rate: a run may be prolonged.
+_ARGUMENTS = (
+    "n_anchors",
+    "random_anchors",
+    "loss_type",
+    "loss_weighting",
+    "dpace_alpha",
+    "n_sampled_tokens",
+    "loss_decay_gamma_last",
+    "seed",
+    "data_seed",
+    "ema_decay",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "bf16",
+    "fp16",
+)
+#: Rows that stand for all: enough to notice other answers, another template or another order.
+_MOST_ROWS = 256
+
+
+def run_settings(config: Any, args: Any, rows: Any, target: Any) -> dict[str, Any]:
+    """All that decides what the next step does, but for the state in the checkpoint.
+
+    Rows may be divided otherwise between devices, their batches and accumulation: what counts is
+    how many there are to an update.
+
+    Args:
+        config: The drafter's.
+        args: `DFlashTrainingArguments`.
+        rows: The training set, or `None`.
+        target: The target.
+    """
+    values = {
+        **{name: getattr(config, name) for name in _CONFIG},
+        **{name: getattr(args, name) for name in _ARGUMENTS},
+        "loss_decay_gamma": args.gamma_for(config.block_size),
+        "rows_per_update": args.per_device_train_batch_size
+        * args.gradient_accumulation_steps
+        * args.world_size,
+        "n_examples": None if rows is None else len(rows),
+        "rows_sha256": None if rows is None else rows_digest(rows),
+        "taps_dtype": getattr(getattr(getattr(rows, "rows", None), "layout", None), "dtype", None),
+        "target_dtype": str(target.dtype).removeprefix("torch."),
+    }
+    settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return settings
+
+
+def rows_digest(rows: Any) -> str:
+    """SHA-256 of the number of rows and the content of some, spread evenly from first to last."""
+    n_rows = len(rows)
+    columns = token_columns(rows)
+    digest = hashlib.sha256(str(n_rows).encode())
+    n_read = min(n_rows, _MOST_ROWS)
+    for i in range(n_read):
+        row = columns[i * (n_rows - 1) // max(1, n_read - 1)]
+        for name in ("input_ids", "loss_mask", "document_ids", "attention_mask"):
+            if name in row:
+                ids = torch.as_tensor(row[name]).long().cpu()
+                digest.update(f"{name} {len(ids)}".encode() + ids.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Record the settings of the run with a checkpoint."""
+    text = json.dumps(settings, indent=2, sort_keys=True)
+    (folder / SETTINGS_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse to go on with a checkpoint that another configuration wrote.
+
+    Raises:
+        ValueError: The checkpoint has no record, or a setting differs. What the record of an older
+            release does not tell is taken to be the same.
+    """
+    path = folder / SETTINGS_NAME
+    if not path.is_file():
+        raise ValueError(
+            f"`resume_from_checkpoint` must be a checkpoint of DFlashTrainer, but {folder} has no "
+            f"{SETTINGS_NAME}. To start from a drafter's weights, load it with "
+            "DFlashDraftModel.from_pretrained and train without resuming."
+        )
+    recorded = json.loads(path.read_text(encoding="utf-8"))
+    changed = [
+        f"`{name}` was {recorded[name]!r}, is {settings.get(name)!r}"
+        for name in recorded
+        if recorded[name] != settings.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"The run that wrote {folder} had another configuration: {'; '.join(changed)}. Set it "
+            "back, or start a new run from the drafter's weights."
+        )
+
+
+def finished_state(folder: Path, args: Any, n_batches: int) -> TrainerState | None:
+    """The state of a checkpoint that has no step left, or `None`.
+
+    Args:
+        folder: Of the checkpoint.
+        args: `DFlashTrainingArguments` of the run that is to go on with it.
+        n_batches: Of one process in an epoch.
+    """
+    path = folder / TRAINER_STATE_NAME
+    if not path.is_file():
+        return None
+    state = TrainerState.load_from_json(str(path))
+    n_steps = args.max_steps
+    if n_steps <= 0:
+        n_updates = max(1, math.ceil(n_batches / args.gradient_accumulation_steps))
+        n_steps = math.ceil(args.num_train_epochs * n_updates)
+    return state if state.global_step >= n_steps else None
