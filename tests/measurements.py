@@ -74,6 +74,13 @@ def pair_of_runs(speedup: float = 2.0, **overrides: Any) -> list[Run]:
     return [run(method="plain", seconds=slow, **overrides), run(**overrides)]
 
 
+def one_token_runs(**overrides: Any) -> list[Run]:
+    """A pair of outputs that end with the token of the prompt's forward: nothing is decoded."""
+    short: dict[str, Any] = {"token_ids": [5], "seconds": Seconds(0.1, 0.0, 0.0), **overrides}
+    drafted = {"n_accepted": [], "n_drafted": [], "cycle_seconds": CycleSeconds(0.0, 0.0)}
+    return [run(method="plain", **short), run(**drafted, **short)]
+
+
 def measurement(runs: list[Run] | None = None, **overrides: Any) -> Measurement:
     """A measurement of some runs; three prompts of each data set, each of two turns."""
     runs = pair_of_runs() if runs is None else runs

@@ -1,7 +1,8 @@
 """Acceptance length of speculative decoding, as a metric of the package ``evaluate``.
 
-Stands alone, so that it can be loaded from the Hub where hf-dflash is not installed. A test of
-hf-dflash holds it to the package's own figures.
+It can be loaded from the Hub where hf-dflash is not installed: the arithmetic, which hf-dflash's
+benchmark and trainer call, too, lies beside it in acceptance_counts.py. That file is a copy of
+src/hf_dflash/acceptance_counts.py, byte for byte; change it there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import datasets
 import evaluate
+
+from .acceptance_counts import count_acceptance
 
 _DESCRIPTION = """\
 Tokens gained per cycle of speculative decoding: accepted drafts plus the one token that the target
@@ -26,6 +29,8 @@ Args:
 Returns:
     acceptance_length: Mean over outputs of the mean over the cycles of each (tau of the papers).
     acceptance_length_micro: Mean over all cycles.
+    acceptance_length_expected: 1 + the sum of `accepted_by_slot`: the mean if every cycle had
+        drafted as many as the longest; what hf-dflash's trainer calls acceptance length.
     n_outputs, n_cycles: How many there are; outputs without a cycle do not count.
     histogram: Cycles by number of accepted drafts, 0 first.
     accepted: Share of drafts that were accepted.
@@ -64,42 +69,29 @@ class AcceptanceLength(evaluate.Metric):
     def _compute(
         self, predictions: Sequence[Sequence[int]], references: Sequence[Sequence[int]]
     ) -> dict[str, Any]:
-        outputs = [list(accepted) for accepted in predictions if len(accepted)]
-        if not outputs:
+        _check(predictions, references)
+        counts = count_acceptance(predictions, references)
+        if counts is None:
             raise ValueError("`predictions` must hold at least one cycle, got none.")
-        cycles = _cycles(predictions, references)
-        n_accepted = [accepted for accepted, _ in cycles]
-        most = max(drafted for _, drafted in cycles)
         return {
-            "acceptance_length": _mean([_mean(accepted) + 1 for accepted in outputs]),
-            "acceptance_length_micro": _mean(n_accepted) + 1,
-            "n_outputs": len(outputs),
-            "n_cycles": len(cycles),
-            "histogram": [n_accepted.count(n) for n in range(most + 1)],
-            "accepted": sum(n_accepted) / max(sum(drafted for _, drafted in cycles), 1),
-            "accepted_by_slot": [
-                _mean([accepted >= slot for accepted, drafted in cycles if drafted >= slot])
-                for slot in range(1, most + 1)
-            ],
+            "acceptance_length": counts.macro,
+            "acceptance_length_micro": counts.micro,
+            "acceptance_length_expected": counts.expected,
+            "n_outputs": counts.n_outputs,
+            "n_cycles": counts.n_cycles,
+            "histogram": counts.histogram,
+            "accepted": counts.accepted,
+            "accepted_by_slot": counts.by_slot,
         }
 
 
-def _cycles(
-    predictions: Sequence[Sequence[int]], references: Sequence[Sequence[int]]
-) -> list[tuple[int, int]]:
-    """Accepted drafts and drafts of every cycle."""
-    cycles: list[tuple[int, int]] = []
+def _check(predictions: Sequence[Sequence[int]], references: Sequence[Sequence[int]]) -> None:
+    """Refuse drafts that are not those of the accepted ones."""
     for accepted, drafted in zip(predictions, references, strict=True):
         n_accepted, n_drafted = list(accepted), list(drafted)
         fits = len(n_accepted) == len(n_drafted)
-        if not fits or any(a > d for a, d in zip(n_accepted, n_drafted, strict=True)):
+        if not fits or any(not 0 <= a <= d for a, d in zip(n_accepted, n_drafted, strict=True)):
             raise ValueError(
                 "`references` must hold the drafts of each cycle in `predictions`, at least as "
                 f"many as were accepted, got {n_drafted} for {n_accepted}."
             )
-        cycles += zip(n_accepted, n_drafted, strict=True)
-    return cycles
-
-
-def _mean(values: Sequence[float]) -> float:
-    return float(sum(values) / len(values))

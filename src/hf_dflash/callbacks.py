@@ -12,6 +12,7 @@ from accelerate.utils import broadcast_object_list  # type: ignore[import-untype
 from torch import Tensor
 from transformers import TrainerCallback
 
+from .acceptance_counts import count_acceptance
 from .training_checks import base_drafter
 
 PREFIX = "eval_decoding_"
@@ -115,20 +116,21 @@ class DecodingCallback(TrainerCallback):
         if not self._plain:
             self._decode(self.prompts[0])  # warm up
             self._plain = [PlainOutput(*self._decode(prompt)) for prompt in self.prompts]
-        n_accepted = n_drafted = n_cycles = n_mismatches = 0
-        elapsed_s = 0.0
+        n_accepted: list[list[int]] = []
+        n_drafted: list[list[int]] = []
+        n_mismatches, elapsed_s = 0, 0.0
         self._decode(self.prompts[0], assistant_model=drafter)  # warm up
         for prompt, plain in zip(self.prompts, self._plain, strict=True):
             start = self._now()
             output = self._generate(prompt, assistant_model=drafter, return_dict_in_generate=True)
             elapsed_s += self._now() - start
-            n_accepted += sum(output.statistics.n_accepted)
-            n_drafted += sum(output.statistics.n_drafted)
-            n_cycles += output.statistics.n_cycles
+            n_accepted.append(output.statistics.n_accepted)
+            n_drafted.append(output.statistics.n_drafted)
             n_mismatches += not torch.equal(output.sequences.cpu(), plain.ids)
+        counts = count_acceptance(n_accepted, n_drafted)  # None: each output is one token
         metrics = {
-            "acceptance_length": 1 + n_accepted / max(n_cycles, 1),
-            "accepted": n_accepted / max(n_drafted, 1),
+            "acceptance_length": counts.micro if counts else 1.0,
+            "accepted": counts.accepted if counts else 0.0,
             "speedup": sum(plain.elapsed_s for plain in self._plain) / elapsed_s,
             "mismatches": float(n_mismatches),
         }

@@ -204,8 +204,10 @@ def check_run(run: Run, where: str) -> None:
     rules = (
         (bool(run.token_ids), "`token_ids` must hold a token", run.token_ids),
         (
-            all(isfinite(s) and s >= 0 for s in seconds.values()) and run.seconds.decode > 0,
-            "`seconds` must not be negative, and decoding takes some",
+            all(isfinite(s) and s >= 0 for s in seconds.values())
+            and run.seconds.total > 0
+            and (run.seconds.decode > 0 or len(run.token_ids) == 1),
+            "`seconds` must not be negative, and decoding more than one token takes some",
             seconds,
         ),
         (

@@ -74,7 +74,7 @@ class Seconds:
 
     prefill: float  # from the call to the end of the target's forward over the prompt
     first_draft: float  # from there to the first drafts; 0 where nothing is drafted by a model
-    decode: float  # all that is left
+    decode: float  # all that is left; next to nothing for an output of one token
 
     @property
     def total(self) -> float:
@@ -139,8 +139,13 @@ class Run:
         return len(self.token_ids) / self.seconds.total
 
     @property
-    def decode_tokens_per_s(self) -> float:
-        """New tokens over the seconds of decoding alone: 1 / TPOT of the papers."""
+    def decode_tokens_per_s(self) -> float | None:
+        """New tokens over the seconds of decoding alone: 1 / TPOT of the papers.
+
+        None for an output of one token: the prompt's forward makes it, so nothing was decoded.
+        """
+        if len(self.token_ids) < 2:
+            return None
         return len(self.token_ids) / self.seconds.decode
 
 

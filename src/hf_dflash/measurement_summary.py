@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from .acceptance_counts import count_acceptance
 from .measurement_runs import Run, Variant
 
 #: Into how many parts of equal length the longest output is cut.
@@ -104,9 +105,10 @@ class MethodSummary:
     ``speedup`` is the median over prompts of the ratio to plain decoding of the same prompt in
     the same repeat (repeats of a prompt count once, by their median), so what else the machine
     did then hits both. ``speedup_decode`` leaves the prompt and the first draft out, as the papers
-    do. ``speedup_total`` is all tokens over all seconds, divided by the same of plain decoding.
-    ``repeat_noise`` is the median over prompts of (largest - smallest) / median ratio of the
-    repeats of a prompt. None where there is nothing to compare.
+    do, and outputs of one token, which need no decoding. ``speedup_total`` is all tokens over all
+    seconds, divided by the same of plain decoding. ``repeat_noise`` is the median over prompts of
+    (largest - smallest) / median ratio of the repeats of a prompt. None where there is nothing to
+    compare.
     """
 
     method: str
@@ -116,7 +118,7 @@ class MethodSummary:
     n_runs: int
     n_tokens: int
     tokens_per_s: Spread
-    decode_tokens_per_s: Spread
+    decode_tokens_per_s: Spread | None
     speedup: Spread | None
     speedup_decode: Spread | None
     speedup_total: float | None
@@ -180,6 +182,7 @@ def _summarise_method(
     ]
     ratios = _by_prompt(pairs, lambda run: run.tokens_per_s)
     decode_ratios = _by_prompt(pairs, lambda run: run.decode_tokens_per_s)
+    decode_rates = [rate for run in runs if (rate := run.decode_tokens_per_s) is not None]
     return MethodSummary(
         variant.method,
         variant.mode,
@@ -188,7 +191,7 @@ def _summarise_method(
         n_runs=len(runs),
         n_tokens=sum(len(run.token_ids) for run in runs),
         tokens_per_s=spread([run.tokens_per_s for run in runs]),
-        decode_tokens_per_s=spread([run.decode_tokens_per_s for run in runs]),
+        decode_tokens_per_s=spread(decode_rates) if decode_rates else None,
         speedup=_spread_of_medians(ratios),
         speedup_decode=_spread_of_medians(decode_ratios),
         speedup_total=_ratio_of_totals(pairs),
@@ -221,29 +224,20 @@ def acceptance(runs: Iterable[Run], longest: int | None = None) -> Acceptance | 
         longest: Tokens that are cut into `N_POSITIONS` parts; the longest output if left out.
     """
     drafted = [run for run in runs if run.n_accepted]
-    if not drafted:
-        return None
     by_run = [run.n_accepted or [] for run in drafted]
-    cycles = [n for accepted in by_run for n in accepted]
-    widths = [n for run in drafted for n in run.n_drafted or []]
+    counts = count_acceptance(by_run, [run.n_drafted or [] for run in drafted])
+    if counts is None:
+        return None
     if longest is None:
         longest = max(len(run.token_ids) for run in drafted)
     return Acceptance(
-        macro=statistics.mean(statistics.mean(accepted) + 1 for accepted in by_run),
-        micro=statistics.mean(cycles) + 1,
-        n_cycles=len(cycles),
-        histogram=[cycles.count(n) for n in range(max(widths) + 1)],
-        by_slot=_by_slot(cycles, widths),
+        macro=counts.macro,
+        micro=counts.micro,
+        n_cycles=counts.n_cycles,
+        histogram=counts.histogram,
+        by_slot=counts.by_slot,
         by_position=_by_position(by_run, longest),
     )
-
-
-def _by_slot(n_accepted: Sequence[int], n_drafted: Sequence[int]) -> list[float]:
-    shares = []
-    for slot in range(1, max(n_drafted) + 1):
-        tried = [a >= slot for a, d in zip(n_accepted, n_drafted, strict=True) if d >= slot]
-        shares.append(sum(tried) / len(tried))
-    return shares
 
 
 def _by_position(by_run: Iterable[Sequence[int]], longest: int) -> list[PositionAcceptance]:
@@ -261,12 +255,14 @@ def _by_position(by_run: Iterable[Sequence[int]], longest: int) -> list[Position
 
 
 def _by_prompt(
-    pairs: Iterable[tuple[Run, Run]], rate: Callable[[Run], float]
+    pairs: Iterable[tuple[Run, Run]], rate: Callable[[Run], float | None]
 ) -> dict[tuple[str, int, int], list[float]]:
-    """Ratios to plain decoding of the same prompt and repeat, by prompt."""
+    """Ratios to plain decoding of the same prompt and repeat, by prompt; where both have a rate."""
     ratios: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     for run, plain in pairs:
-        ratios[run.prompt_key].append(rate(run) / rate(plain))
+        own, other = rate(run), rate(plain)
+        if own is not None and other is not None:
+            ratios[run.prompt_key].append(own / other)
     return ratios
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .acceptance_counts import count_acceptance
+
 
 def acceptance_metrics(right: Tensor) -> dict[str, float]:
     """Expected acceptance length of greedy decoding, and accuracy of each draft slot.
 
-    The length is strict: a draft counts only if all before it are right, block by block. (The
-    product of the slots' accuracies is another number: errors within a block go together.) A
-    block that the end of an answer cuts short counts for the slots that it has.
+    Each block counts as a cycle that accepts its right drafts up to the first wrong one; the
+    length is `AcceptanceCounts.expected` of these cycles. So a block that the end of an answer
+    cuts short counts for the slots that it has. (1 + the sum of the products of the slots'
+    accuracies is another number: errors within a block go together.)
 
     >>> from torch import tensor
     >>> right = tensor([[1, 1], [1, 0], [0, 1], [1, -1]])
@@ -18,24 +21,22 @@ def acceptance_metrics(right: Tensor) -> dict[str, float]:
     2.083
 
     Args:
-        right: (M, K) int64; 1 right, 0 wrong, negative where the block predicts nothing (behind
-            the end of the answer, or an empty block).
+        right: (M, K) int64; 1 right, 0 wrong, negative where the block predicts nothing: from the
+            end of the answer on, or everywhere in an empty block.
 
     Returns:
-        ``acceptance_length``: 1 (the bonus token) + for each k the share of blocks whose first k
-        drafts are all right, among those that predict k; ``accuracy_k``: share of right choices of
-        slot k = 1..K; ``n_blocks``. Lengths and shares of nothing are left out.
+        ``acceptance_length``: expected tokens of a cycle of a whole block, the bonus included;
+        ``accuracy_k``: share of right choices of slot k = 1..K; ``n_blocks``. Lengths and shares
+        of nothing are left out.
     """
     predicted = right >= 0
-    n_blocks = int(predicted.any(dim=1).sum())
-    metrics = {"n_blocks": float(n_blocks)}
-    if n_blocks == 0:
+    right, predicted = right[predicted.any(dim=1)], predicted[predicted.any(dim=1)]
+    metrics = {"n_blocks": float(len(right))}
+    n_accepted = (right == 1).long().cumprod(dim=1).sum(dim=1).tolist()
+    counts = count_acceptance([n_accepted], [predicted.sum(dim=1).tolist()])
+    if counts is None:
         return metrics
-    prefix = right.clamp(min=0).cumprod(dim=1)
-    length = 1.0
     for k in range(right.shape[1]):
-        n_predicted = int(predicted[:, k].sum())
-        if n_predicted:
-            length += int(prefix[predicted[:, k], k].sum()) / n_predicted
+        if n_predicted := int(predicted[:, k].sum()):
             metrics[f"accuracy_{k + 1}"] = int(right[predicted[:, k], k].sum()) / n_predicted
-    return metrics | {"acceptance_length": length}
+    return metrics | {"acceptance_length": counts.expected}

@@ -1,14 +1,19 @@
-"""The metric for `evaluate` says what the package says."""
+"""The metric for `evaluate`, and that the package takes its own figures from the same file."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hf_dflash import acceptance_counts, callbacks
 from hf_dflash.measurement_summary import acceptance
 from hf_dflash.metrics import acceptance_metrics
 from measurements import run
@@ -30,27 +35,79 @@ def outputs(seed: int) -> tuple[list[list[int]], list[list[int]]]:
     return [[rng.randint(0, n) for n in cycles] for cycles in drafted], drafted
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_it_agrees_with_the_benchmark(metric: Any, seed: int) -> None:
-    accepted, drafted = outputs(seed)
-    found = metric.compute(predictions=accepted, references=drafted)
-    ours = acceptance(
-        [run(n_accepted=a, n_drafted=d) for a, d in zip(accepted, drafted, strict=True)]
+def test_its_arithmetic_is_the_packages_own_file() -> None:
+    own = Path(acceptance_counts.__file__)
+    assert (FOLDER / own.name).read_bytes() == own.read_bytes(), f"copy {own.name} again"
+
+
+def test_bench_trainer_and_decoding_callback_call_the_one_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A definition of their own would not see that it was changed."""
+    changed = dataclasses.replace(
+        acceptance_counts.count_acceptance([[1]], [[1]]), macro=7.0, expected=8.0
     )
-    assert found["acceptance_length"] == pytest.approx(ours.macro)
-    assert found["acceptance_length_micro"] == pytest.approx(ours.micro)
-    assert found["histogram"] == ours.histogram
-    assert found["accepted_by_slot"] == pytest.approx(ours.by_slot)
-    assert found["n_cycles"] == ours.n_cycles
+    for module in ("measurement_summary", "metrics"):
+        monkeypatch.setattr(f"hf_dflash.{module}.count_acceptance", lambda *_: changed)
+    assert acceptance([run()]).macro == 7.0
+    assert acceptance_metrics(torch.ones(1, 1))["acceptance_length"] == 8.0
+    # The callback is tested in test_callbacks.py with a target that decodes.
+    assert callbacks.count_acceptance is acceptance_counts.count_acceptance
 
 
-def test_it_agrees_with_the_trainers_evaluation(metric: Any) -> None:
-    """Whole blocks: the expected length of the trainer is the mean over them."""
-    right = torch.randint(0, 2, (40, BLOCK_DRAFTS), generator=torch.Generator().manual_seed(0))
-    accepted = right.cumprod(dim=1).sum(dim=1).tolist()
-    found = metric.compute(predictions=[accepted], references=[[BLOCK_DRAFTS] * 40])
-    expected = acceptance_metrics(right)["acceptance_length"]
-    assert found["acceptance_length_micro"] == pytest.approx(expected)
+@pytest.mark.parametrize("seed", range(3))
+def test_its_figures_are_the_packages_under_the_papers_names(metric: Any, seed: int) -> None:
+    accepted, drafted = outputs(seed)
+    counts = acceptance_counts.count_acceptance(accepted, drafted)
+    assert metric.compute(predictions=accepted, references=drafted) == {
+        "acceptance_length": counts.macro,
+        "acceptance_length_micro": counts.micro,
+        "acceptance_length_expected": counts.expected,
+        "n_outputs": counts.n_outputs,
+        "n_cycles": counts.n_cycles,
+        "histogram": counts.histogram,
+        "accepted": counts.accepted,
+        "accepted_by_slot": counts.by_slot,
+    }
+
+
+def test_the_trainers_blocks_are_cycles(metric: Any) -> None:
+    """Whole blocks and cut ones: the figure has one name and one value in both places."""
+    generator = torch.Generator().manual_seed(0)
+    right = torch.randint(0, 2, (40, BLOCK_DRAFTS), generator=generator)
+    whole = right.cumprod(dim=1).sum(dim=1).tolist()
+    found = metric.compute(predictions=[whole], references=[[BLOCK_DRAFTS] * 40])
+    ours = acceptance_metrics(right)["acceptance_length"]
+    assert found["acceptance_length_expected"] == ours
+    assert found["acceptance_length_micro"] == pytest.approx(ours)
+    widths = torch.randint(0, BLOCK_DRAFTS + 1, (40,), generator=generator)
+    right[torch.arange(BLOCK_DRAFTS) >= widths[:, None]] = -1
+    cut = [min(n, width) for n, width in zip(whole, widths.tolist(), strict=True)]
+    kept = [(n, width) for n, width in zip(cut, widths.tolist(), strict=True) if width]
+    found = metric.compute(predictions=[[n for n, _ in kept]], references=[[w for _, w in kept]])
+    assert found["acceptance_length_expected"] == acceptance_metrics(right)["acceptance_length"]
+    assert found["acceptance_length_micro"] != found["acceptance_length_expected"]
+
+
+def test_it_loads_where_this_package_is_not_installed(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['hf_dflash'] = None\n"  # not installed
+        "import evaluate\n"
+        f"metric = evaluate.load({str(FOLDER)!r}, cache_dir={str(tmp_path / 'cache')!r})\n"
+        "print(metric.compute(predictions=[[3, 1], [0]], references=[[3, 3], [3]]))"
+    )
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith("HF_") and k != "PYTHONPATH"
+    }
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+    )
+    assert "'acceptance_length': 2.0" in result.stdout, result.stderr
 
 
 def test_outputs_come_in_batches_and_may_have_no_cycle(metric: Any) -> None:
@@ -79,6 +136,7 @@ def test_the_folder_is_one_of_the_hub() -> None:
     assert "- evaluate" in front
     assert {p.name for p in FOLDER.iterdir() if p.is_file()} == {
         "README.md",
+        "acceptance_counts.py",
         "acceptance_length.py",
         "app.py",
         "requirements.txt",

@@ -120,6 +120,16 @@ def test_no_prompts_are_refused(target: Any, tmp_path: Path) -> None:
         trainer._start_average(0.9)
 
 
+def test_outputs_of_one_token_have_no_cycle_and_no_figure_but_plain_ones(
+    target: Any, tmp_path: Path
+) -> None:
+    rows = generated_rows(target, 1, n_new=12)
+    trainer = trainer_of(target, rows, tmp_path, training_drafter(target))
+    metrics = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=1).measure()
+    assert metrics["eval_decoding_acceptance_length"] == 1.0
+    assert metrics["eval_decoding_accepted"] == 0.0
+
+
 def test_sampled_drafts_are_measured_too(target: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
     rows = generated_rows(target, 1, n_new=12)

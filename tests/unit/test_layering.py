@@ -151,6 +151,10 @@ def test_a_pure_module_needs_torch_only(module):
     assert foreign_imports(module) == {"torch"}
 
 
+def test_the_arithmetic_of_the_metric_on_the_hub_stands_alone():
+    assert own_imports("acceptance_counts") == foreign_imports("acceptance_counts") == set()
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_imports_the_ends_of_the_chain(module):
     for end, allowed in NOT_IMPORTED.items():

@@ -104,7 +104,16 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         ({"token_ids": []}, "`token_ids` must hold a token"),
         ({"seconds": Seconds(-0.1, 0.0, 1.0)}, "`seconds` must not be negative"),
         ({"seconds": Seconds(0.1, float("nan"), 1.0)}, "`seconds` must not be negative"),
-        ({"seconds": Seconds(0.1, 0.0, 0.0)}, "decoding takes some"),
+        ({"seconds": Seconds(0.1, 0.0, 0.0)}, "decoding more than one token takes some"),
+        (
+            {
+                "seconds": Seconds(0.0, 0.0, 0.0),
+                "token_ids": [5],
+                "n_accepted": [],
+                "n_drafted": [],
+            },
+            "`seconds` must not be negative",
+        ),
         ({"n_drafted": [7, 7]}, "must have one number a cycle each"),
         ({"n_drafted": None}, "must have one number a cycle each"),
         ({"n_accepted": [7, 0, 2]}, "must lie between 0 and `n_drafted`"),

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from hf_dflash.measurement import CycleSeconds, Run, Seconds, Summary
+from hf_dflash.measurement import (
+    CycleSeconds,
+    Run,
+    Seconds,
+    Summary,
+    read_measurement,
+    write_measurement,
+)
 from hf_dflash.measurement_summary import acceptance, summarise
-from measurements import pair_of_runs, run
+from measurements import measurement, one_token_runs, pair_of_runs, run
 
 
 def drafted(summary: Summary, block_size: int = 8) -> object:
@@ -88,6 +97,32 @@ def test_repeats_of_a_prompt_count_once_and_show_the_noise() -> None:
     assert summary.speedup.median == pytest.approx(3.0)  # of 2 and 4
     assert summary.repeat_noise == pytest.approx((9 - 1) / 2)
     assert (summary.n_prompts, summary.n_runs) == (2, 4)
+
+
+def test_outputs_of_one_token_have_no_rate_of_decoding(tmp_path: Path) -> None:
+    """Their call takes time and counts; what a decode loop would add is next to nothing."""
+    alone = summarise(one_token_runs())
+    for summary in alone.overall:
+        assert summary.decode_tokens_per_s is None
+        assert summary.tokens_per_s.median == pytest.approx(10.0)
+        assert summary.time.decode == 0.0
+    assert drafted(alone).speedup.median == pytest.approx(1.0)
+    assert drafted(alone).speedup_decode is None
+    assert drafted(alone).acceptance is None
+    among = drafted(summarise(pair_of_runs(3.0) + one_token_runs(prompt_index=1)))
+    assert among.speedup.n == 2
+    assert (among.speedup_decode.median, among.speedup_decode.n) == (pytest.approx(3.3), 1)
+    assert among.decode_tokens_per_s.n == 1
+    assert among.acceptance.n_cycles == 3
+    # JSON has neither NaN nor infinity; the file would refuse them.
+    write_measurement(measurement(one_token_runs()), tmp_path / "bench.json")
+    assert read_measurement(tmp_path / "bench.json").runs == one_token_runs()
+
+
+def test_one_of_a_pair_may_stop_at_the_first_token() -> None:
+    plain, _ = pair_of_runs()
+    _, short = one_token_runs()
+    assert drafted(summarise([plain, short])).speedup_decode is None
 
 
 def test_without_plain_decoding_there_is_no_ratio() -> None:
