@@ -1,6 +1,5 @@
 """``hf-dflash bench``: check, load, measure on every process, write, show."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from .benchmark_view import progress, show
 from .checkpoint_dflash import check_folder_exists
 from .measurement import Measurement, Run, Settings, read_measurement, spell, write_measurement
 from .modeling_dflash import DFlashDraftModel
-from .provenance import provenance_of
+from .provenance import provenance_of, published_command, published_name
 from .ranks import Ranks
 from .smollm2 import demo_drafter_folder, target_folder
 
@@ -166,10 +165,10 @@ def _plan(
         methods=methods,
         block_sizes=options.block_sizes or [models.drafter.config.block_size],
         n_lookup_tokens=options.n_lookup_tokens or None,
-        assistant_model=options.assistant,
+        assistant_model=published_name(options.assistant) if options.assistant else None,
         stops_at_eos=options.stops_at_eos,
     )
-    command = shlex.join(["hf-dflash", *sys.argv[1:]])
+    command = published_command("hf-dflash", sys.argv[1:])
     provenance = provenance_of(
         models.target, models.drafter, command=command, seed=options.seed, n_processes=n_ranks
     )

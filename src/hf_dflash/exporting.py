@@ -19,8 +19,8 @@ from . import __version__
 from .checkpointing import PART_FOLDER, publish_files
 from .hub import push_folder
 from .model_card import CardOptions, write_card
-from .provenance import device_name
-from .training_log import TrainingLog, as_scalars, write_training_log
+from .provenance import device_name, published_name, published_path
+from .training_log import Scalar, TrainingLog, as_scalars, write_training_log
 
 #: Arguments of transformers that decide how a run goes, besides those in a checkpoint's settings.
 _ARGUMENTS = (
@@ -69,20 +69,29 @@ def write_run_log(trainer: Any, settings: Mapping[str, Any], folder: Path) -> No
         folder: Of the drafter.
     """
     args, target = trainer.args, trainer.target
+    target_name = getattr(target.config, "_name_or_path", None)
     arguments = {name: getattr(args, name) for name in _ARGUMENTS}
     packages = {"hf_dflash": __version__, "torch": torch.__version__}
     log = TrainingLog(
-        target=getattr(target.config, "_name_or_path", None) or None,
+        target=published_name(target_name) if target_name else None,
         date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         versions={**packages, "transformers": transformers.__version__},
         device=device_name(args.device),
         n_processes=args.world_size,
         n_steps=trainer.state.global_step,
-        settings=as_scalars({**settings, **arguments, "target_dtype": str(target.dtype)}),
-        data=as_scalars(trainer.data_record),
+        settings=_published({**settings, **arguments, "target_dtype": str(target.dtype)}),
+        data=_published(trainer.data_record),
         log=[as_scalars(entry) for entry in trainer.state.log_history],
     )
     write_training_log(log, folder)
+
+
+def _published(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Values as a log holds them, without the places of this machine."""
+    return {
+        name: published_path(value) if isinstance(value, str) else value
+        for name, value in as_scalars(values).items()
+    }
 
 
 def write_run_card(folder: Path, name: str | None) -> None:

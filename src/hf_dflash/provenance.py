@@ -4,7 +4,9 @@ import datetime
 import hashlib
 import platform
 import re
+import shlex
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,9 @@ def provenance_of(
         threads=torch.get_num_threads(),
         dtype=str(target.dtype).removeprefix("torch."),
         seed=seed,
-        target=TargetInfo(short_name(target.name_or_path), _revision(target)),
+        target=TargetInfo(published_name(target.name_or_path), _revision(target)),
         drafter=DrafterInfo(
-            short_name(drafter.name_or_path),
+            published_name(drafter.name_or_path),
             sha256_of_weights(drafter.name_or_path),
             config.architecture,
             config.block_size,
@@ -56,14 +58,49 @@ def provenance_of(
     )
 
 
-def short_name(name_or_path: str) -> str:
+def published_name(name_or_path: str) -> str:
     """A repository's name as it is, a folder's without the way to it, which says nothing to others.
 
-    >>> short_name("Qwen/Qwen3-4B"), short_name("/home/me/models/mine/")
+    >>> published_name("Qwen/Qwen3-4B"), published_name("/home/me/models/mine/")
     ('Qwen/Qwen3-4B', 'mine')
     """
     path = Path(name_or_path)
-    return path.name if path.is_absolute() or path.is_dir() else name_or_path
+    return path.absolute().name if path.is_absolute() or path.is_dir() else name_or_path
+
+
+def published_command(program: str, arguments: Iterable[str]) -> str:
+    """A command line as it may be published: see `published_path`.
+
+    >>> published_command("hf-dflash", ["bench", "--json=/srv/mine/a b.json", "--n-prompts", "8"])
+    "hf-dflash bench --json 'a b.json' --n-prompts 8"
+    """
+    words = [program]
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        apart = option.startswith("-") and equals and Path(value).is_absolute()
+        words += [option, value] if apart else [argument]
+    return " ".join(_shell_word(published_path(word)) for word in words)
+
+
+def published_path(text: str) -> str:
+    """A path without what is nobody's business; other text as it is.
+
+    Relative where it lies in the working directory, from ``~`` on where it lies in the home folder
+    (of both, the one that is nearer), else its name alone.
+    """
+    path = Path(text)
+    if not path.is_absolute():
+        return text
+    folders = [(Path.cwd(), ""), (Path.home(), "~")]
+    for folder, sign in sorted(folders, key=lambda known: -len(known[0].parts)):
+        if folder != Path(folder.anchor) and path.is_relative_to(folder):
+            return (Path(sign) / path.relative_to(folder)).as_posix()
+    return path.name or text
+
+
+def _shell_word(text: str) -> str:
+    """Quoted as a shell needs it, but for a ``~`` that it is to replace."""
+    return f"~/{shlex.quote(text[2:])}" if text.startswith("~/") else shlex.quote(text)
 
 
 def commit_of_checkout() -> str | None:

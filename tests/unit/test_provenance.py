@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from hf_dflash.provenance import (
     commit_of_checkout,
     device_name,
     provenance_of,
+    published_command,
+    published_name,
+    published_path,
     sha256_of_weights,
-    short_name,
 )
 from pairs import random_drafter, tiny_target
 
@@ -44,8 +47,44 @@ def test_what_decoded_is_told(pair: tuple[Any, Any], tmp_path: Path) -> None:
 
 
 def test_a_folder_on_this_machine_is_not_told(tmp_path: Path) -> None:
-    assert short_name(str(tmp_path / "mine")) == "mine"
-    assert short_name("org/model") == "org/model"
+    assert published_name(str(tmp_path / "mine")) == "mine"
+    assert published_name("org/model") == "org/model"
+
+
+def test_a_folder_that_is_named_from_within_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert published_name(".") == "mine"
+
+
+def test_a_command_names_no_place_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, work = tmp_path / "home" / "me", tmp_path / "srv" / "work"
+    for folder in (home, work):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(work)
+    arguments = [
+        *("bench", "--target", "org/target", "--drafter", f"{home}/my models/d"),
+        *("--dataset", f"{work}/rows.jsonl", "--dataset", f"{tmp_path}/elsewhere/more.jsonl"),
+        *(f"--json={work}/out/bench.json", "--template-option", "enable_thinking=false"),
+    ]
+    assert published_command("hf-dflash", arguments) == (
+        "hf-dflash bench --target org/target --drafter ~/'my models/d' --dataset rows.jsonl "
+        "--dataset more.jsonl --json out/bench.json --template-option enable_thinking=false"
+    )
+    assert shlex.split(published_command("hf-dflash", arguments))[5] == "~/my models/d"
+
+
+def test_the_root_is_no_working_directory_to_name_paths_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.chdir("/")
+    assert published_path("/srv/me/drafter") == "drafter"
+    assert published_path("/") == "/"
+    assert published_path("a text") == "a text"
 
 
 def test_weights_of_the_hub_come_from_its_cache(
