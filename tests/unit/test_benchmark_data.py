@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -131,6 +132,26 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_name(
     assert options.pop("split") == source.split
     files = options.get("data_files", {}).get("test", [])
     assert len(files) == (6 if name == "livecodebench" else 0)
+
+
+@pytest.mark.parametrize("name", [n for n, s in SOURCES.items() if isinstance(s, HubSource)])
+def test_renamed_columns_of_the_hub_are_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    source = SOURCES[name]
+    assert isinstance(source, HubSource)
+    monkeypatch.setitem(sys.modules, "datasets", StandInForDatasets([{"other": "?", "id": 1}]))
+    expected = (
+        rf"`dataset` {name}: row 1 of {re.escape(source.arguments[0])} must have the columns "
+        rf"{re.escape(str(list(source.columns)))} .*got the columns \['other', 'id'\]"
+    )
+    with pytest.raises(ValueError, match=expected):
+        load_prompts(name, 1)
+
+
+def test_a_column_of_the_hub_that_holds_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = StandInForDatasets([{"prompt": ["one", "two"]}, {"prompt": [{"content": "one"}]}])
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    with pytest.raises(ValueError, match=r"row 2 of .*mt_bench_prompts must have .*got the turns"):
+        load_prompts("mt-bench", 2)
 
 
 def test_a_hub_that_cannot_be_reached_is_said_with_what_helps(
