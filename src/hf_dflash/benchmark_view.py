@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from .findings import decoding_words, identical_text, length_text, right_text
 from .measurement import Measurement, MethodSummary, Spread, Variant
 
 COLUMNS = (
@@ -50,10 +51,10 @@ def show(measurement: Measurement, console: Console) -> None:
     """Print the table, and each output that differs from plain decoding."""
     provenance, settings = measurement.provenance, measurement.settings
     summary = measurement.summary
-    how = "greedy" if settings.temperature == 0 else f"sampled at T = {settings.temperature:g}"
     table = Table(
-        title=f"{provenance.target.name} + {provenance.drafter.name}\n{provenance.dtype}, {how}, "
-        f"up to {settings.max_new_tokens} tokens, {provenance.device}",
+        title=f"{provenance.target.name} + {provenance.drafter.name}\n{provenance.dtype}, "
+        f"{decoding_words(settings.temperature)}, up to {settings.max_new_tokens} tokens, "
+        f"{provenance.device}",
         caption="speed-up: median over prompts of the ratio to plain decoding of the same prompt, "
         "with quartiles. decode: the same without the prompt and the first draft. tau: tokens a "
         "cycle, mean over outputs. same: outputs equal to plain decoding's. stock: transformers' "
@@ -77,16 +78,15 @@ def show(measurement: Measurement, console: Console) -> None:
 
 
 def _row(dataset: str, method: MethodSummary) -> tuple[str, ...]:
-    identity, quality = method.identity, method.quality
     return (
         dataset,
         _label(method.variant),
         f"{method.tokens_per_s.median:.1f}",
         *_ratio(method.speedup),
         _ratio(method.speedup_decode)[0],
-        "" if method.acceptance is None else f"{method.acceptance.macro:.2f}",
-        "" if identity is None else f"{identity.n_identical}/{identity.n_compared}",
-        "" if quality is None else f"{quality.n_correct}/{quality.n_judged}",
+        length_text(method),
+        identical_text(method),
+        right_text(method),
     )
 
 

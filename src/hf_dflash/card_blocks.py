@@ -15,13 +15,15 @@ from .card_sections import cell, table
 from .findings import (
     SLICES,
     decoding_words,
+    identical_text,
+    length_text,
     main_summary,
     place_sentence,
     plural,
     slow_sentence,
     speed_sentence,
+    speedup_text,
     text_sentence,
-    times,
 )
 from .measurement import Acceptance, Measurement, MethodSummary, read_measurement
 from .training_log import TrainingLog, read_training_log
@@ -30,12 +32,6 @@ _BLOCK = re.compile(
     r"^<!-- (?P<kind>measured|trained): (?P<source>[^\n]+) -->\n(?P<text>.*?)\n<!-- end -->$",
     re.DOTALL | re.MULTILINE,
 )
-#: Words that make a number beside them a claim about the drafter.
-_CLAIM = re.compile(
-    r"speed-?\s?up|faster|tok(en)?s?\s*(/|per)|acceptance|accepted|\btau\b|τ|\d\s*[x\u00d7](?!\w)",
-    re.IGNORECASE,
-)
-_NUMBER = re.compile(r"\d+[.,]\d+|\d\s*([x\u00d7%]|times)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +64,6 @@ def without_blocks(card: str) -> str:
     return _BLOCK.sub(lambda match: "\n" * match[0].count("\n"), card)
 
 
-def figure_without_source(card: str) -> tuple[int, str] | None:
-    r"""The first line that claims a speed or an acceptance outside the checked blocks.
-
-    >>> figure_without_source("# A drafter\n\nIt is 2.5x as fast.")
-    (3, 'It is 2.5x as fast.')
-
-    Args:
-        card: Whole text; its metadata are passed over, they are checked on their own.
-    """
-    header = re.match(r"---\n.*?\n---\n", card, re.DOTALL)
-    text = without_blocks(card)
-    skipped = 0 if header is None else header[0].count("\n")
-    claims_below = False  # the head of a table speaks for its rows
-    for number, line in enumerate(text.split("\n"), start=1):
-        in_table = line.lstrip().startswith("|")
-        is_claim = _CLAIM.search(line) is not None
-        claims_below = in_table and (claims_below or is_claim)
-        if number > skipped and (is_claim or claims_below) and _NUMBER.search(line):
-            return number, line.strip()
-    return None
-
-
 # ---- what was measured ----
 
 
@@ -101,12 +75,11 @@ def _measured(path: Path) -> str:
         _methods_table(measurement),
     ]
     main = main_summary(measurement)
-    if main is not None and main.acceptance is not None:
+    if main is not None and main.acceptance is not None and main.acceptance.by_slot:
         parts.append(_slots_sentence(main.acceptance))
     parts += [_slice_table(measurement, name) for name in SLICES if _varies(measurement, name)]
-    parts += [s for s in [slow_sentence(measurement)] if s is not None]
-    parts.append(_provenance(measurement))
-    return "\n\n".join(part.strip() for part in parts)
+    parts += [slow_sentence(measurement) or "", _provenance(measurement)]
+    return "\n\n".join(part.strip() for part in parts if part)
 
 
 def _methods_table(measurement: Measurement) -> str:
@@ -136,14 +109,14 @@ _HEADINGS = (
 
 
 def _figures(summary: MethodSummary) -> list[str]:
-    accepted, identity = summary.acceptance, summary.identity
+    accepted = summary.acceptance
     return [
         f"{summary.tokens_per_s.median:.1f}",
-        "" if summary.speedup is None else times(summary.speedup.median),
-        "" if summary.speedup_decode is None else times(summary.speedup_decode.median),
-        "" if accepted is None else f"{accepted.macro:.2f}",
+        speedup_text(summary.speedup),
+        speedup_text(summary.speedup_decode),
+        length_text(summary),
         "" if accepted is None else f"{accepted.micro:.2f}",
-        "" if identity is None else f"{identity.n_identical}/{identity.n_compared}",
+        identical_text(summary),
     ]
 
 

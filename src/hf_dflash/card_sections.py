@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,6 +35,13 @@ output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
 print(tokenizer.decode(output[0]))
 ```
 """
+#: Where `_PACKAGE` has the drafter's name and the target's.
+USED_NAMES = (
+    re.compile(r'DFlashDraftModel\.from_pretrained\("([^"\n]*)"'),
+    re.compile(r'AutoModelForCausalLM\.from_pretrained\("([^"\n]*)"'),
+)
+#: By it a card that tells of the code in its repository is known.
+REMOTE_CODE_CALL = "trust_remote_code=True)"
 _REMOTE_CODE = """\
 ```python
 from transformers import AutoModel
@@ -103,7 +111,7 @@ def usage_section(config: DFlashConfig, drafter: str, target: str, *, has_code: 
         config: Of the drafter.
         drafter: Repository or folder that the reader loads it from.
         target: The same of the target.
-        has_code: Whether the folder carries its code for ``trust_remote_code``.
+        has_code: Whether the repository will have this package's code for ``trust_remote_code``.
     """
     names = {"drafter": drafter, "target": target}
     parts = ["## Use\n", "### hf-dflash\n", _PACKAGE.format(**names)]

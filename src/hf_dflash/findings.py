@@ -44,6 +44,34 @@ def times(ratio: float) -> str:
     return f"{ratio:.2f}x"
 
 
+# ---- figures of a method as tables have them, "" where there is none ----
+
+
+def speedup_text(speedup: Spread | None) -> str:
+    """The median, as `times` writes it."""
+    return "" if speedup is None else times(speedup.median)
+
+
+def length_text(summary: MethodSummary) -> str:
+    """Acceptance length, mean over outputs."""
+    return "" if summary.acceptance is None else f"{summary.acceptance.macro:.2f}"
+
+
+def identical_text(summary: MethodSummary) -> str:
+    """Outputs that are plain decoding's, of those that were compared."""
+    identity = summary.identity
+    return "" if identity is None else f"{identity.n_identical}/{identity.n_compared}"
+
+
+def right_text(summary: MethodSummary) -> str:
+    """Right answers, of those that were judged."""
+    quality = summary.quality
+    return "" if quality is None else f"{quality.n_correct}/{quality.n_judged}"
+
+
+# ---- sentences ----
+
+
 def speed_sentence(measurement: Measurement) -> str:
     """How much faster than plain decoding, over all prompts, and how far prompts differ."""
     main = main_summary(measurement)

@@ -6,6 +6,7 @@ Figures come from files that lie in the drafter's folder and are published with 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from .card_blocks import block_text, blocks_of, figure_without_source, write_block
+from .card_blocks import block_text, blocks_of, write_block
+from .card_figures import figure_without_source, number_out_of_place
 from .card_sections import (
     PAPERS,
+    REMOTE_CODE_CALL,
+    USED_NAMES,
     details_section,
     introduction,
     is_repository,
@@ -24,7 +28,7 @@ from .card_sections import (
     usage_section,
     weights_of,
 )
-from .configuration_dflash import DFlashConfig
+from .configuration_dflash import AUTO_MAP, DFlashConfig
 from .findings import datasets_summary, decoding_words, short_name
 from .measurement import Measurement, MethodSummary, read_measurement, write_whole
 from .provenance import sha256_of_weights
@@ -33,6 +37,11 @@ from .training_log import TRAINING_LOG_NAME, read_training_log
 CARD_NAME = "README.md"
 EVALUATION_FOLDER = "evaluation"
 _GENERATED = "<!-- written by hf-dflash card; figures stand between marks and are checked -->"
+
+
+_UNKNOWN_TARGET = "<target>"
+#: All that is in them is made from files of the folder.
+GENERATED_SECTIONS = ("Measured", "Use", "Training", "Limits", "Details")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class CardOptions:
         licence: As the Hub writes it, "apache-2.0"; by default that of the card that is there.
         notes: Markdown of your own, such as where the data are from. Without figures of speed.
         overwrite: Replace a card that was written by hand.
+        code: Tell how to load it with ``trust_remote_code``; a push adds the code for it.
     """
 
     name: str | None = None
@@ -53,6 +63,7 @@ class CardOptions:
     licence: str | None = None
     notes: str | None = None
     overwrite: bool = False
+    code: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +168,36 @@ def check_card(folder: Path) -> None:
             f"{unknown[0]['metric_type']} {unknown[0]['metric_value']} on "
             f"{unknown[0]['dataset_name']}. {again}"
         )
-    line = figure_without_source(path.read_text(encoding="utf-8"))
+    _check_text(folder, path.read_text(encoding="utf-8"))
+
+
+def _check_text(folder: Path, card: str) -> None:
+    """Refuse numbers that neither the config, the weights, a measurement nor the log gives."""
+    known = _generated_lines(folder, card)
+    line = figure_without_source(card, known)
+    if line is None and _GENERATED in card:
+        line = number_out_of_place(card, GENERATED_SECTIONS, known)
     if line is not None:
         raise ValueError(
-            f"{path} has a figure without a source in line {line[0]}: {line[1]!r}. Measure with "
-            "`hf-dflash bench`, write the card from its file (`hf-dflash card --bench`), and keep "
-            "figures out of your own text."
+            f"{folder / CARD_NAME} has a figure without a source in line {line[0]}: {line[1]!r}. "
+            "Measure with `hf-dflash bench`, write the card from its file (`hf-dflash card "
+            "--bench`), and keep figures out of your own text. Numbers that are no measurement "
+            "may stand under Notes (`--notes`)."
         )
+
+
+def _generated_lines(folder: Path, card: str) -> set[str]:
+    """What is written for this drafter, under the names that the card has for it and its target."""
+    name, target = (
+        found.group(1) if (found := pattern.search(card)) else None for pattern in USED_NAMES
+    )
+    config = DFlashConfig.from_pretrained(folder)
+    known_target = None if target == _UNKNOWN_TARGET else target
+    bodies = [
+        _body(folder, config, Sources(), CardOptions(name=name, code=code), known_target)
+        for code in (True, False)
+    ]
+    return {line.strip() for body in bodies for line in body.splitlines()}
 
 
 def eval_results(sources: Sources) -> list[EvalResult]:
@@ -261,8 +295,8 @@ def _body(
         usage_section(
             config,
             name,
-            target or "<target>",
-            has_code=(folder / "modeling_dflash.py").is_file(),
+            target or _UNKNOWN_TARGET,
+            has_code=options.code and not _has_other_code(folder),
         ),
         "## Training\n",
         write_block(folder, "trained", log)
@@ -274,6 +308,18 @@ def _body(
     if options.notes:
         parts.append(f"## Notes\n\n{options.notes.strip()}\n")
     return "\n".join(parts)
+
+
+def _has_other_code(folder: Path) -> bool:
+    """Whether ``trust_remote_code`` runs another project's code, which has its own way of use."""
+    raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return bool(raw.get("auto_map")) and raw["auto_map"] != AUTO_MAP
+
+
+def tells_of_code(folder: Path) -> bool:
+    """Whether a card tells readers to load the drafter by code of its repository."""
+    text = (folder / CARD_NAME).read_text(encoding="utf-8")
+    return REMOTE_CODE_CALL in text
 
 
 def _old_card(path: Path, options: CardOptions) -> ModelCard | None:

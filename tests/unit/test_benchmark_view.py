@@ -35,7 +35,7 @@ def test_several_data_sets_have_a_part_for_all() -> None:
 def test_sampling_is_said() -> None:
     whole = measurement()
     settings = type(whole.settings)(12, 0.7, {"gsm8k": 3}, 1)
-    assert "sampled at T = 0.7" in shown(measurement(settings=settings))
+    assert "sampled at temperature 0.7" in shown(measurement(settings=settings))
 
 
 def test_each_difference_is_shown_with_its_gap_and_no_more_than_can_be_read() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from hf_dflash import cli
-from hf_dflash.card_blocks import blocks_of, figure_without_source
+from hf_dflash.card_blocks import blocks_of
+from hf_dflash.card_figures import figure_without_source
 from hf_dflash.measurement import DrafterInfo, Measurement, TargetInfo, write_measurement
 from hf_dflash.model_card import (
     CardOptions,
     check_card,
+    tells_of_code,
     write_card,
 )
 from hf_dflash.provenance import sha256_of_weights
 from hf_dflash.training_log import TrainingLog, write_training_log
-from measurements import measurement, pair_of_runs, provenance, run
+from measurements import measurement, one_token_runs, pair_of_runs, provenance, run
 from pairs import random_drafter, tiny_target
 
 LOG = TrainingLog(
@@ -183,8 +186,20 @@ def test_windows_of_two_kinds_need_the_newer_runner(tmp_path: Path) -> None:
     assert "1 sliding (window 6), 1 full" in card
 
 
-def test_a_folder_without_code_does_not_promise_it(folder: Path) -> None:
-    (folder / "modeling_dflash.py").unlink()
+def test_a_folder_without_code_gets_it_by_the_push_so_the_card_tells_of_it(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["auto_map"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "### transformers alone" in write_card(folder).read_text()
+    without = write_card(folder, options=CardOptions(code=False)).read_text()
+    assert "transformers alone" not in without
+    assert not tells_of_code(folder)
+
+
+def test_how_code_of_another_project_is_used_is_not_told(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModel": "dflash.DFlashDraftModel"}
+    (folder / "config.json").write_text(json.dumps(config))
     assert "transformers alone" not in write_card(folder).read_text()
 
 
@@ -333,12 +348,8 @@ def test_weights_that_were_replaced_are_found(folder: Path) -> None:
     "line",
     [
         "Speed-up: 2.5x over plain decoding.",
-        "It runs 3x faster.",
-        "Acceptance length 4.1 on MT-Bench.",
-        "41.5 tokens/s on an H200",
-        "About 40 % of the drafts are accepted.",
+        "Decoding is twice as fast as without it.",
         "| data set | speed-up |\n|---|---|\n| gsm8k | 2.4 |",
-        "tau = 6.5",
     ],
 )
 def test_a_figure_of_ones_own_is_found(folder: Path, line: str) -> None:
@@ -352,27 +363,42 @@ def test_a_figure_of_ones_own_is_found(folder: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("old", "new"),
     [
-        "Needs transformers 5.18 and torch 2.6.",
-        "Trained for 2.5 hours on 1.2 M tokens.",
-        "| version | date |\n|---|---|\n| 0.1 | 2026.1 |",
-        "Accepted drafts are those that the target would have written.",
+        ("It proposes 7 tokens in one pass", "It proposes 9 tokens in one pass"),
+        ("| block size | 8: the anchor and 7 drafts |", "| block size | 9: the anchor and 8 |"),
+        ("Block sizes above 8", "Block sizes above 80"),
+        ('"num_speculative_tokens": 7', '"num_speculative_tokens": 15'),
+        ("## Training\n", "## Training\n\nOn 800000 prompts.\n"),
     ],
 )
-def test_other_numbers_are_not_taken_for_figures(line: str) -> None:
-    assert figure_without_source(line) is None
+def test_a_number_of_the_config_that_was_edited_is_found(folder: Path, old: str, new: str) -> None:
+    write_training_log(LOG, folder)
+    carded(folder, name="me/my-drafter", target="org/target", notes="800 prompts.")
+    check_card(folder)
+    edit(folder, old, new)
+    with pytest.raises(ValueError, match=r"a figure without a source in line \d+: .*under Notes"):
+        check_card(folder)
 
 
-def test_the_line_of_a_figure_is_counted_from_the_top_of_the_file(folder: Path) -> None:
-    card = carded(folder)
-    line, _ = figure_without_source(card + "2.5x faster\n") or (0, "")
-    assert line == len(card.splitlines()) + 1
+def test_the_lines_of_a_card_without_code_are_known_too(folder: Path) -> None:
+    carded(folder, code=False)
+    check_card(folder)
 
 
-def test_the_hand_written_card_of_the_prototype_would_be_refused() -> None:
-    rows = "| prompts | acceptance length |\n|---|---|\n| tables | 1.86 |"
-    assert figure_without_source(rows) == (3, "| tables | 1.86 |")
+def test_the_card_of_the_shipped_drafter_holds_no_figure_of_its_own() -> None:
+    places = [*(Path(__file__).parents[2] / "model_cards").glob("*/README.md")]
+    assert places
+    for card in places:
+        check_card(card.parent)
+
+
+def test_outputs_of_one_token_are_told_without_a_figure_of_decoding(folder: Path) -> None:
+    text = next(blocks_of(carded(folder, one_token_runs()))).text
+    assert "1.00 times as fast" in text
+    assert "decoding alone" not in text
+    assert not re.search(r"\b(nan|inf)\b", text, re.IGNORECASE)
+    check_card(folder)
 
 
 # ---- the command ----
