@@ -214,7 +214,10 @@ def vocabulary_of(tensors: Mapping[str, Tensor], config: DFlashConfig, size: int
     Raises:
         ValueError: If a map or the head is missing, has the wrong size, or both maps differ.
     """
-    for name, rows in (("d2t", size), ("t2d", config.vocab_size), (HEAD, size)):
+    needed = {"d2t": size, "t2d": config.vocab_size}
+    if HEAD in tensors or size != config.vocab_size:  # the whole one may be left to the target
+        needed[HEAD] = size
+    for name, rows in needed.items():
         found = len(tensors[name]) if name in tensors else None
         if found != rows:
             raise ValueError(

@@ -187,6 +187,33 @@ def test_a_reduced_vocabulary_comes_back_bit_for_bit(target, tmp_path):
     assert folders.config_of(tmp_path / "back")["draft_vocab_size"] == 5
 
 
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_reduced_vocabulary_of_every_token_comes_back_bit_for_bit(has_head, target, tmp_path):
+    source = folders.speculators(tmp_path / "source", tiny_target(), "org/target", list(range(96)))
+    if not has_head:  # as speculators 0.9.0 saves drafters of the whole vocabulary
+        folders.edit_tensors(source, lambda t: [t.pop(f"{n}.weight") for n in COPIES])
+    convert(source, tmp_path / "ours", to="zlab", target=target)  # nothing is given up
+    convert(tmp_path / "ours", tmp_path / "second", to="hf-dflash")
+    convert(tmp_path / "second", tmp_path / "back", to="speculators", target=target)
+    assert {"d2t", "t2d"} <= folders.tensors_of(tmp_path / "back").keys()
+    assert folders.same_tensors(source, tmp_path / "back")
+    for key in ("draft_vocab_size", "speculators_config", "aux_hidden_state_layer_ids"):
+        assert folders.config_of(tmp_path / "back")[key] == folders.config_of(source)[key]
+
+
+COPIES = ("embed_tokens", "lm_head")
+
+
+def test_every_token_can_be_named_as_the_draft_vocabulary(target, tmp_path):
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps(list(range(96))))
+    source = saved(tmp_path / "source")
+    convert(source, tmp_path / "there", to="speculators", target=target, draft_vocabulary=ids)
+    assert folders.tensors_of(tmp_path / "there")["t2d"].all()
+    convert(tmp_path / "there", tmp_path / "back", to="hf-dflash", target=target)
+    assert_same_drafter(source, tmp_path / "back")
+
+
 def test_a_vocabulary_can_be_reduced(target, tmp_path):
     ids = tmp_path / "ids.json"
     ids.write_text("[1, 2, 9]")

@@ -193,10 +193,10 @@ def test_vocabulary_maps_that_disagree_are_refused(change, message, target, tmp_
         convert(source, tmp_path / "out", to="zlab", target=target, whole_vocabulary=True)
 
 
-def test_maps_without_a_reduced_vocabulary_are_refused(target, tmp_path):
+def test_maps_of_the_whole_vocabulary_must_be_whole(target, tmp_path):
     source = folders.speculators(tmp_path / "source", tiny_target(), "org/target")
     folders.edit_tensors(source, lambda t: t.update({"d2t": torch.zeros(96, dtype=torch.int64)}))
-    with pytest.raises(ValueError, match=r"\['d2t'\] belong to a reduced vocabulary"):
+    with pytest.raises(ValueError, match=r"`t2d` must have 96 rows .* got None"):
         convert(source, tmp_path / "out", to="zlab", target=target)
 
 
