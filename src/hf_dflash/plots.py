@@ -136,8 +136,7 @@ def speedup_bars(measurement: Measurement) -> Picture | None:
     for summaries in groups.values():
         ticks.append(place + (len(summaries) - 1) / 2)
         for summary in summaries:
-            _speedup_bar(axes, place, summary, "" if summary.variant.label in seen else "label")
-            seen.add(summary.variant.label)
+            _speedup_bar(axes, place, summary, _once(summary.variant.label, seen))
             place += 1
         place += 0.8
     axes.set_yticks(ticks, list(groups))
@@ -155,7 +154,7 @@ def speedup_bars(measurement: Measurement) -> Picture | None:
     )
 
 
-def _speedup_bar(axes: Axes, place: float, summary: MethodSummary, label: str) -> None:
+def _speedup_bar(axes: Axes, place: float, summary: MethodSummary, label: str | None) -> None:
     speedup = summary.speedup
     if speedup is None:
         return
@@ -166,7 +165,7 @@ def _speedup_bar(axes: Axes, place: float, summary: MethodSummary, label: str) -
         height=0.86,
         color=COLOURS[summary.method],
         alpha=shade,
-        label=summary.variant.label if label else None,
+        label=label,
     )
     axes.plot([speedup.low, speedup.high], [place, place], color=INK, linewidth=1.4)
     axes.annotate(
@@ -372,5 +371,5 @@ def _main_acceptance(measurement: Measurement) -> Acceptance | None:
 
 def _acceptance_by_dataset(measurement: Measurement) -> dict[str, Acceptance]:
     found = {name: s.acceptance for name, s in datasets_summary(measurement).items()}
-    known = {name: accepted for name, accepted in found.items() if accepted is not None}
+    known = {name: accepted for name, accepted in found.items() if accepted and accepted.by_slot}
     return known if len(known) > 1 else {}

@@ -12,13 +12,17 @@ from .findings import (
     ARCHITECTURES,
     SLICES,
     decoding_words,
+    identical_text,
     is_lossless,
+    length_text,
     main_summary,
     place_sentence,
     plural,
+    right_text,
     short_name,
     slow_sentence,
     speed_sentence,
+    speedup_text,
     text_sentence,
     times,
 )
@@ -111,11 +115,10 @@ def _tiles(measurement: Measurement) -> list[str]:
         (f"{before}{main.tokens_per_s.median:.1f}", "tokens a second, one prompt at a time")
     )
     if main.acceptance is not None:
-        n_drafts = (main.block_size or len(main.acceptance.by_slot) + 1) - 1
-        tiles.append((f"{main.acceptance.macro:.2f}", f"tokens a cycle, of {n_drafts + 1} at most"))
+        most = main.block_size or len(main.acceptance.by_slot) + 1
+        tiles.append((length_text(main), f"tokens a cycle, of {most} at most"))
     if main.identity is not None:
-        same = f"{main.identity.n_identical}/{main.identity.n_compared}"
-        tiles.append((same, "outputs token for token as without the drafter"))
+        tiles.append((identical_text(main), "outputs token for token as without the drafter"))
     return [
         f'<div class="tile"><b>{escape(figure)}</b><span>{escape(meaning)}</span></div>'
         for figure, meaning in tiles
@@ -160,14 +163,13 @@ def _slices(measurement: Measurement) -> list[str]:
 
 
 def _cells(summary: MethodSummary) -> list[str]:
-    accepted, identity, quality = summary.acceptance, summary.identity, summary.quality
     return [
         str(summary.n_prompts),
         f"{summary.tokens_per_s.median:.1f}",
-        "" if summary.speedup is None else times(summary.speedup.median),
-        "" if accepted is None else f"{accepted.macro:.2f}",
-        "" if identity is None else f"{identity.n_identical}/{identity.n_compared}",
-        "" if quality is None else f"{quality.n_correct}/{quality.n_judged}",
+        speedup_text(summary.speedup),
+        length_text(summary),
+        identical_text(summary),
+        right_text(summary),
     ]
 
 

@@ -112,8 +112,9 @@ def token_section(measurement: Measurement) -> str:
 
 def _view(measurement: Measurement, run: Run, ratio: float | None, *, is_open: bool) -> str:
     cycles = run.n_accepted or []
-    length = (sum(cycles) + len(cycles)) / len(cycles) if cycles else 0.0
-    figures = f"{length:.2f} tokens a cycle" + ("" if ratio is None else f", {times(ratio)}")
+    length = (sum(cycles) + len(cycles)) / len(cycles) if cycles else None
+    figures = "no cycle" if length is None else f"{length:.2f} tokens a cycle"
+    figures += "" if ratio is None else f", {times(ratio)}"
     prompt = measurement.prompt_of(run)
     spans = "".join(_spans(measurement, tokens_of(run)))
     usual = f"{plural(len(run.token_ids), 'token')} in {plural(len(cycles), 'cycle')}. Point at one"

@@ -73,6 +73,22 @@ def test_everything_is_measured_shown_and_written(options: list[str], tmp_path: 
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["bench.json"]
 
 
+def test_the_file_names_no_place_of_this_machine(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/hf-dflash", "bench", *options])
+    monkeypatch.chdir(tmp_path)
+    assert bench(*options, "--n-prompts", "1").exit_code == 0
+    document = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert document["provenance"]["command"].startswith(
+        "hf-dflash bench --dataset mine.jsonl --json out/bench.json --target target "
+    )
+    assert document["settings"]["assistant_model"] == "assistant"
+    rest = json.dumps({name: part for name, part in document.items() if name != "runs"})
+    assert str(tmp_path.parent) not in rest
+    assert "somewhere" not in rest
+
+
 class Interrupted:
     """Stops the second prompt, once."""
 

@@ -22,7 +22,7 @@ from hf_dflash import cli
 from hf_dflash.measurement import Settings, write_measurement
 from hf_dflash.report import picture_files, report_html, write_report
 from hf_dflash.report_tokens import MOST_SHOWN, shown_runs, tokens_of
-from measurements import measurement, pair_of_runs, run
+from measurements import measurement, one_token_runs, pair_of_runs, run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 VOID = {"meta", "link", "br", "path", "use", "rect"}
@@ -228,6 +228,23 @@ def test_of_many_data_sets_one_output_each_is_shown_of_the_first_ones() -> None:
 
 
 # ---- files and the command ----
+
+
+NOT_A_FIGURE = re.compile(r"\b(nan|inf|infinity)\b", re.IGNORECASE)
+
+
+def test_outputs_of_one_token_have_no_cycle_and_no_figure_of_one() -> None:
+    page = Page(report_html(measurement(one_token_runs())))
+    assert not NOT_A_FIGURE.search(page.text)
+    assert "1.00 times as fast" in page.text
+    assert "no cycle" in page.text
+    assert "tokens a cycle, of" not in page.text
+
+
+def test_a_data_set_without_a_draft_is_left_out_of_the_curve_of_places() -> None:
+    runs = pair_of_runs() + pair_of_runs(dataset="a")
+    runs.append(run(dataset="b", n_accepted=[0], n_drafted=[0], token_ids=[1, 2]))
+    assert "Acceptance by place in the block" in report_html(measurement(runs))
 
 
 def test_pictures_are_written_as_files(tmp_path: Path) -> None:
