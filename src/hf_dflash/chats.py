@@ -49,6 +49,8 @@ class Chat:
         labels: The record's other fields that are text, numbers or truth values.
         answer_ids: The tokens of the last message as the target made them; else None.
         finished: False if a limit cut the last message, so that it does not end its turn.
+        only_last: Whether the last message alone is to be learned: it was made anew, and what
+            stands before it is said elsewhere, or by somebody else.
         source: Where the chat was read, for error messages.
     """
 
@@ -59,6 +61,7 @@ class Chat:
     labels: Record = field(default_factory=dict)
     answer_ids: list[int] | None = None
     finished: bool = True
+    only_last: bool = False
     source: str = "chat"
 
 
@@ -119,6 +122,7 @@ def chat_of(record: object, where: str = "record") -> Chat:
         },
         answer_ids=_answer_ids(record, messages, where),
         finished=record.get("finished") is not False,
+        only_last="finished" in record and ("id" in record or "answer_ids" in record),
         source=where,
     )
 

@@ -4,10 +4,11 @@ import gzip
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from .chats import Chat, lines_of
 from .loss_mask import ChatEncoder, EncodedRow
@@ -74,84 +75,128 @@ def encode_chats(
     Raises:
         ValueError: If no row is left, or ``max_length`` is too short for any.
     """
-    if max_length is not None and max_length < 2:
-        raise ValueError(f"`max_length` must be at least 2, got {max_length}.")
-    encoder = ChatEncoder(tokenizer, merge_turns=merge_turns)
-    tally = _Tally()
-    rows = [
-        row
-        for chat in chats
-        for whole in tally.rows_of(encoder, chat)
-        if (row := tally.cut(whole, max_length, chat)) is not None
-    ]
-    report = tally.report(rows)
-    for reason, count in report.skipped.items():
-        logger.warning("Skipped %d: %s; first %s.", count, reason, tally.first[reason])
-    if report.n_truncated:
-        logger.warning("Cut %d rows at `max_length` %s.", report.n_truncated, max_length)
-    if not rows:
-        reasons = "; ".join(f"{count} x {reason}" for reason, count in report.skipped.items())
-        raise ValueError(
-            f"`chats` must have a supervised token: none of the {report.n_chats} chats gives a "
-            f"row to train on ({reasons or 'there are none'}). Regenerate the answers, or check "
-            "the roles and the chat template."
+    stream = RowStream(tokenizer, chats, max_length=max_length, merge_turns=merge_turns)
+    rows = list(stream)
+    return ChatRows(rows, stream.report())
+
+
+class RowStream:
+    """The rows of chats, one by one; counts on the way what becomes of the chats.
+
+    The arguments are those of `encode_chats`.
+
+    Raises:
+        ValueError: If ``max_length`` is too short for any row.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        chats: Iterable[Chat],
+        *,
+        max_length: int | None = None,
+        merge_turns: bool = True,
+    ):
+        if max_length is not None and max_length < 2:
+            raise ValueError(f"`max_length` must be at least 2, got {max_length}.")
+        self._encoder = ChatEncoder(tokenizer, merge_turns=merge_turns)
+        self._chats = chats
+        self._max_length = max_length
+        self._counts: Counter[str] = Counter()
+        self._skipped: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[EncodedRow]:
+        for chat in self._chats:
+            for whole in self._rows_of(chat):
+                row = self._cut(whole, chat)
+                if row is not None:
+                    self._counts["rows"] += 1
+                    self._counts["tokens"] += len(row.input_ids)
+                    self._counts["supervised"] += sum(row.loss_mask)
+                    yield row
+
+    def report(self) -> DataReport:
+        """What became of the chats, at the end; what was skipped is logged.
+
+        Raises:
+            ValueError: If there was no row.
+        """
+        n_chats, n_truncated = self._counts["chats"], self._counts["truncated"]
+        for reason, count in self._skipped.items():
+            logger.warning("Skipped %d: %s; first %s.", count, reason, self._first[reason])
+        if n_truncated:
+            logger.warning("Cut %d rows at `max_length` %s.", n_truncated, self._max_length)
+        if not self._counts["rows"]:
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in self._skipped.items())
+            raise ValueError(
+                f"`chats` must have a supervised token: none of the {n_chats} chats gives a row to "
+                f"train on ({reasons or 'there are none'}). Regenerate the answers, or check the "
+                "roles and the chat template."
+            )
+        return DataReport(
+            n_chats=n_chats,
+            n_tokens=self._counts["tokens"],
+            n_supervised=self._counts["supervised"],
+            n_truncated=n_truncated,
+            skipped=dict(self._skipped),
         )
-    return ChatRows(rows, report)
 
+    def _skip(self, reason: str, where: str) -> None:
+        self._skipped[reason] += 1
+        self._first.setdefault(reason, where)
 
-class _Tally:
-    """Counts on the way from chats to rows."""
-
-    def __init__(self) -> None:
-        self.n_chats = 0
-        self.n_truncated = 0
-        self.skipped: Counter[str] = Counter()
-        self.first: dict[str, str] = {}
-
-    def skip(self, reason: str, where: str) -> None:
-        self.skipped[reason] += 1
-        self.first.setdefault(reason, where)
-
-    def rows_of(self, encoder: ChatEncoder, chat: Chat) -> list[EncodedRow]:
-        self.n_chats += 1
-        encoded = encoder.encode(chat)
+    def _rows_of(self, chat: Chat) -> list[EncodedRow]:
+        self._counts["chats"] += 1
+        encoded = self._encoder.encode(chat)
         for problem in encoded.problems:
             reason, detail = problem.args
-            self.skip(reason, f"{chat.source} ({detail})")
+            self._skip(reason, f"{chat.source} ({detail})")
         if not encoded.rows and not encoded.problems:
-            self.skip(NO_ANSWER, chat.source)
+            self._skip(NO_ANSWER, chat.source)
         return encoded.rows
 
-    def cut(self, row: EncodedRow, max_length: int | None, chat: Chat) -> EncodedRow | None:
+    def _cut(self, row: EncodedRow, chat: Chat) -> EncodedRow | None:
+        most = self._max_length
         if not row.has_anchor():
-            self.skip(NO_ANCHOR, chat.source)
+            self._skip(NO_ANCHOR, chat.source)
             return None
-        if max_length is None or len(row.input_ids) <= max_length:
+        if most is None or len(row.input_ids) <= most:
             return row
-        row = EncodedRow(row.input_ids[:max_length], row.loss_mask[:max_length])
+        row = EncodedRow(row.input_ids[:most], row.loss_mask[:most])
         if not row.has_anchor():
-            self.skip(CUT_AWAY, chat.source)
+            self._skip(CUT_AWAY, chat.source)
             return None
-        self.n_truncated += 1
+        self._counts["truncated"] += 1
         return row
 
-    def report(self, rows: list[EncodedRow]) -> DataReport:
-        return DataReport(
-            n_chats=self.n_chats,
-            n_tokens=sum(len(row.input_ids) for row in rows),
-            n_supervised=sum(sum(row.loss_mask) for row in rows),
-            n_truncated=self.n_truncated,
-            skipped=dict(self.skipped),
-        )
+
+def line_of(row: EncodedRow) -> bytes:
+    """A row as prepared rows hold it."""
+    return (json.dumps(columns_of(row)) + "\n").encode()
 
 
 def save_rows(data: ChatRows, path: Path) -> None:
     """Write rows as JSON lines, gzipped if ``path`` ends in ``.gz``; all of them or none."""
-    # The same rows give the same file: no time of writing, no name.
-    content = "".join(json.dumps(columns_of(row)) + "\n" for row in data.rows).encode()
+    with whole_file(path) as file:
+        file.writelines(map(line_of, data.rows))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file, gzipped if its name says so, that gets its name when it is complete."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            if path.suffix == ".gz":
+                # The same rows give the same file: no time of writing, no name.
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as zipped:
+                    yield cast("BinaryIO", zipped)
+            else:
+                yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def load_rows(path: Path) -> ChatRows:

@@ -94,14 +94,16 @@ class ChatEncoder:
     def encode(self, chat: Chat) -> EncodedChat:
         """Encode a chat: a row for every assistant turn, or fewer where turns could be merged.
 
+        Of a regenerated answer it is the last turn only, as the others have answers of their own.
         Of a plain text every token is supervised, and the end of the text.
         """
         if chat.text is not None:
             return EncodedChat([self._encode_text(chat.text)], [])
         rows: list[EncodedRow] = []
         problems = []
+        first = len(chat.messages) - 1 if chat.only_last else 1  # nothing asked for a greeting
         for turn, message in enumerate(chat.messages):
-            if message["role"] != "assistant" or turn == 0:  # nothing asked for an opening greeting
+            if message["role"] != "assistant" or turn < max(first, 1):
                 continue
             try:
                 rows.append(self._encode_turn(chat, turn))

@@ -1,6 +1,6 @@
 """Pack short training rows into long ones, so that batches hold little padding."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .loss_mask import EncodedRow
 
@@ -49,8 +49,25 @@ def pack_rows(rows: Sequence[EncodedRow], length: int) -> list[EncodedRow]:
     Raises:
         ValueError: If a row is empty or longer than ``length``.
     """
-    bins = first_fit_decreasing([len(row.input_ids) for row in rows], length)
-    return [_joined([rows[i] for i in members]) for members in bins]
+    lengths = [len(row.input_ids) for row in rows]
+    return list(packed_rows(rows.__getitem__, lengths, length))
+
+
+def packed_rows(
+    read: Callable[[int], EncodedRow], lengths: Sequence[int], length: int
+) -> Iterator[EncodedRow]:
+    """Pack rows that are read one by one.
+
+    Args:
+        read: Gives a row by its number.
+        lengths: Of all rows, in tokens.
+        length: Tokens to pack into.
+
+    Raises:
+        ValueError: If a row is empty or longer than ``length``.
+    """
+    for members in first_fit_decreasing(lengths, length):
+        yield _joined([read(i) for i in members])
 
 
 def _joined(rows: Sequence[EncodedRow]) -> EncodedRow:

@@ -1,6 +1,6 @@
 """From chats to the rows that a drafter is trained on: what `hf-dflash prepare` does."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,15 @@ from rich.table import Table
 
 from .chats import Chat, read_chats
 from .configuration_dflash import DFlashConfig
-from .data import ChatRows, coloured, encode_chats, load_rows, save_rows
+from .data import coloured
 from .loading import load_model, load_tokenizer
-from .packing import pack_rows
-from .regenerate import RegenerationReport, digest, prompts_of, regenerate_answers
+from .loss_mask import EncodedRow
+from .provenance import published_name
+from .regenerate import RegenerationReport, digest, regenerate_answers
 from .regenerate_server import regenerate_answers_from_server
+from .regenerate_turns import regenerate_turns
+from .row_file import open_rows
+from .row_writing import WrittenRows, write_rows
 from .taps_cache import DTYPES, write_taps
 from .training_log import write_data_record
 
@@ -91,26 +95,26 @@ def prepare(
     _check(out, taps, n_shown)
     console = Console()
     tokenizer = load_tokenizer(target)
-    given = Path(source).name if Path(source).is_file() else source
+    given = Path(source).name if Path(source).is_file() else published_name(source)
     if regeneration is not None:
-        prompts = prompts_of(read_chats(source, split=split))
-        report = _regenerate(prompts, target, tokenizer, regeneration, encoding.template_options)
+        chats = read_chats(source, split=split)
+        report = _regenerate(chats, target, tokenizer, regeneration, encoding.template_options)
         _show_regeneration(console, report, regeneration.answers)
         source = str(regeneration.answers)
-    rows = _encode(tokenizer, read_chats(source, split=split), encoding)
-    save_rows(rows, out)
-    write_data_record(out, {"chats": given, **_about(rows, encoding, regeneration, tokenizer)})
-    console.print(_table(rows))
+    written = _encode(tokenizer, read_chats(source, split=split), encoding, out)
+    write_data_record(out, {"chats": given, **_about(written, encoding, regeneration, tokenizer)})
+    console.print(_table(written))
     console.print(f"Rows: {out}", markup=False, highlight=False, soft_wrap=True)
-    for row in rows.rows[:n_shown]:
+    rows: Any = open_rows(out) if n_shown or taps is not None else None
+    for i in range(min(n_shown, written.n_rows)):
         console.rule()
-        console.print(coloured(tokenizer, row))
+        console.print(coloured(tokenizer, EncodedRow(**rows[i])))
     if taps is not None:
-        _cache_taps(load_rows(out), target, tokenizer, taps)
+        _cache_taps(rows, target, tokenizer, taps)
 
 
 def _about(
-    rows: ChatRows, encoding: Encoding, regeneration: Regeneration | None, tokenizer: Any
+    written: WrittenRows, encoding: Encoding, regeneration: Regeneration | None, tokenizer: Any
 ) -> dict[str, Any]:
     """What a model card tells of the data: a drafter fits the template it was trained for."""
     thinking = encoding.template_options.get("enable_thinking")
@@ -119,9 +123,9 @@ def _about(
         answers = f"the target's own, temperature {regeneration.temperature:g}"
     return {
         "answers": answers,
-        "rows": len(rows),
-        "tokens": rows.report.n_tokens,
-        "supervised tokens": rows.report.n_supervised,
+        "rows": written.n_rows,
+        "tokens": written.report.n_tokens,
+        "supervised tokens": written.report.n_supervised,
         "chat template (digest)": digest(tokenizer.chat_template),
         "thinking": "as each chat says" if thinking is None else ("on" if thinking else "off"),
     }
@@ -139,7 +143,7 @@ def _check(out: Path, taps: TapsOptions | None, n_shown: int) -> None:
 
 
 def _regenerate(
-    prompts: list[Chat], target: str, tokenizer: Any, how: Regeneration, options: dict[str, Any]
+    chats: Iterable[Chat], target: str, tokenizer: Any, how: Regeneration, options: dict[str, Any]
 ) -> RegenerationReport:
     common: dict[str, Any] = {
         "max_new_tokens": how.max_new_tokens,
@@ -147,36 +151,43 @@ def _regenerate(
         "seed": how.seed,
         "template_options": options,
     }
-    if how.server is None:
-        model = load_model(target, how.dtype, _device_map())
-        return regenerate_answers(
-            model, tokenizer, prompts, how.answers, batch_size=how.batch_size, **common
+    local = how.server is None
+    model: Any = load_model(target, how.dtype, _device_map()) if local else None
+
+    def answer(prompts: list[Chat]) -> RegenerationReport:
+        if how.server is None:
+            return regenerate_answers(
+                model, tokenizer, prompts, how.answers, batch_size=how.batch_size, **common
+            )
+        return regenerate_answers_from_server(
+            how.server,
+            how.model or target,
+            prompts,
+            how.answers,
+            n_threads=how.n_threads,
+            api_key=how.api_key,
+            **common,
         )
-    return regenerate_answers_from_server(
-        how.server,
-        how.model or target,
-        prompts,
-        how.answers,
-        n_threads=how.n_threads,
-        api_key=how.api_key,
-        **common,
-    )
+
+    return regenerate_turns(chats, how.answers, options, answer)
 
 
-def _encode(tokenizer: Any, chats: Iterable[Chat], encoding: Encoding) -> ChatRows:
+def _encode(tokenizer: Any, chats: Iterable[Chat], encoding: Encoding, out: Path) -> WrittenRows:
     options = encoding.template_options
-    filled: Iterator[Chat] = (
+    filled = (
         replace(chat, template_options={**options, **chat.template_options}) for chat in chats
     )
-    rows = encode_chats(
-        tokenizer, filled, max_length=encoding.max_length, merge_turns=encoding.merge_turns
+    return write_rows(
+        tokenizer,
+        filled,
+        out,
+        max_length=encoding.max_length,
+        merge_turns=encoding.merge_turns,
+        pack_length=encoding.pack_length,
     )
-    if encoding.pack_length is None:
-        return rows
-    return replace(rows, rows=pack_rows(rows.rows, encoding.pack_length))
 
 
-def _cache_taps(rows: ChatRows, target: str, tokenizer: Any, taps: TapsOptions) -> None:
+def _cache_taps(rows: Any, target: str, tokenizer: Any, taps: TapsOptions) -> None:
     model = load_model(target, taps.target_dtype, _device_map())
     config = _config(model, tokenizer, taps)
     write_taps(model, config, rows, taps.folder, dtype=taps.dtype)
@@ -210,14 +221,14 @@ def _show_regeneration(console: Console, report: RegenerationReport, path: Path)
     )
 
 
-def _table(rows: ChatRows) -> Table:
-    report = rows.report
+def _table(written: WrittenRows) -> Table:
+    report = written.report
     share = report.n_supervised / max(report.n_tokens, 1)
     table = Table("what", "how many", title="Prepared rows")
     table.columns[1].justify = "right"
     for what, count in (
         ("chats", f"{report.n_chats:,}"),
-        ("rows", f"{len(rows):,}"),
+        ("rows", f"{written.n_rows:,}"),
         ("tokens", f"{report.n_tokens:,}"),
         ("supervised tokens", f"{report.n_supervised:,} ({share:.0%})"),
         ("rows cut at --max-length", f"{report.n_truncated:,}"),

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,31 +50,6 @@ class RegenerationReport:
     n_left_out: int = 0
 
 
-def prompts_of(chats: Iterable[Chat]) -> list[Chat]:
-    """Cut chats into prompts: one for every assistant turn, with all that stands before it.
-
-    A chat that does not end with the assistant gives one for its end, too.
-
-    Raises:
-        ValueError: If a chat is a plain text, which has no turn to answer.
-    """
-    prompts = []
-    for chat in chats:
-        if chat.text is not None:
-            raise ValueError(
-                f"{chat.source}: a plain text has no turn to answer. Give chats or prompts."
-            )
-        roles = [message["role"] for message in chat.messages]
-        ends = [i for i, role in enumerate(roles) if role == "assistant" and i > 0]
-        if roles[-1] != "assistant":
-            ends.append(len(roles))
-        prompts += [
-            Chat(chat.messages[:n], None, chat.tools, chat.template_options, chat.labels)
-            for n in ends
-        ]
-    return prompts
-
-
 def prompt_id(prompt: Chat) -> str:
     """Name a prompt by its content, so that the same one is never answered twice."""
     content: list[Any] = [prompt.messages, prompt.tools]
@@ -102,7 +77,7 @@ def regenerate_answers(
     Args:
         target: Answers with its own generation config, but for the options given here.
         tokenizer: With the chat template that the target is served with.
-        prompts: Chats that end before an assistant's turn; see :func:`prompts_of`.
+        prompts: Chats that end before an assistant's turn.
         out_path: JSON lines of ``messages`` (the answer is the last), ``answer_ids`` (the very
             tokens, the end-of-turn token included), ``finished`` and the prompt's labels.
         batch_size: Prompts that are answered at once; no part of what identifies a run.

@@ -4,6 +4,7 @@ from array import array
 from pathlib import Path
 
 from .data import ChatRows, columns_of, load_rows, row_of
+from .loss_mask import EncodedRow
 
 
 class RowFile:
@@ -27,12 +28,16 @@ class RowFile:
         return len(self._starts) - 1
 
     def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return columns_of(self.row(index))
+
+    def row(self, index: int) -> EncodedRow:
+        """Read a row."""
         number = range(len(self))[index]
         # Opened anew: a file position would be shared with forked worker processes.
         with self.path.open("rb") as file:
             file.seek(self._starts[number])
             line = file.readline()
-        return columns_of(row_of(line, f"{self.path}, line {number + 1}"))
+        return row_of(line, f"{self.path}, line {number + 1}")
 
 
 def open_rows(path: Path) -> ChatRows | RowFile:

@@ -13,7 +13,7 @@ from hf_dflash import regenerate
 from hf_dflash.answer_file import settings_path
 from hf_dflash.chats import Chat, read_chats
 from hf_dflash.data import encode_chats
-from hf_dflash.regenerate import prompts_of, regenerate_answers
+from hf_dflash.regenerate import regenerate_answers
 from pairs import tiny_target
 
 N_NEW = 20
@@ -244,17 +244,3 @@ def test_options_out_of_range_are_refused(target, tokenizer, tmp_path, options, 
 def test_a_target_that_never_ends_is_refused(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"`target` needs `generation_config\.eos_token_id`"):
         run(tiny_target(vocab_size=len(tokenizer)), tokenizer, tmp_path / "answers.jsonl")
-
-
-def test_every_assistant_turn_is_a_prompt():
-    roles = ["assistant", "user", "assistant", "user", "assistant", "user"]
-    messages = [{"role": role, "content": str(i)} for i, role in enumerate(roles)]
-    prompts = prompts_of([Chat(messages, labels={"kind": "a"}), Chat(messages[:3], answer_ids=[1])])
-    assert [len(prompt.messages) for prompt in prompts] == [2, 4, 6, 2]
-    assert [prompt.labels for prompt in prompts] == [{"kind": "a"}] * 3 + [{}]
-    assert all(prompt.answer_ids is None for prompt in prompts)
-
-
-def test_a_plain_text_is_no_prompt():
-    with pytest.raises(ValueError, match="book, row 1: a plain text has no turn to answer"):
-        prompts_of([Chat(text="Once", source="book, row 1")])
