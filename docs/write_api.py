@@ -95,6 +95,7 @@ GROUPS: dict[str, tuple[str, Modules]] = {
         "[measuring](measuring.md).",
         {
             "measurement": ("read_measurement", "write_measurement", "Measurement"),
+            "acceptance_counts": ("count_acceptance", "AcceptanceCounts"),
             "measurement_runs": ("Run", "Seconds", "Settings", "Provenance"),
             "measurement_summary": (
                 "Summary",
