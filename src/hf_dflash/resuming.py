@@ -16,12 +16,9 @@ from .training_checks import token_columns
 
 SETTINGS_NAME = "dflash_run.json"
 TRAINER_STATE_NAME = "trainer_state.json"
-#: Of the drafter's config: what its weights do not tell.
+#: Of the drafter's config: what its weights do not tell. The first are worth telling, too.
+_TOLD_CONFIG = ("architecture", "block_size", "mask_token_id", "target_layer_ids")
 _CONFIG = (
-    "architecture",
-    "block_size",
-    "mask_token_id",
-    "target_layer_ids",
     "layer_types",
     "sliding_window",
     "is_causal",
@@ -74,7 +71,7 @@ def run_settings(config: Any, args: Any, rows: Any, target: Any) -> dict[str, An
         target: The target.
     """
     values = {
-        **{name: getattr(config, name) for name in _CONFIG},
+        **{name: getattr(config, name) for name in (*_TOLD_CONFIG, *_CONFIG)},
         **{name: getattr(args, name) for name in _ARGUMENTS},
         "loss_decay_gamma": args.gamma_for(config.block_size),
         "rows_per_update": args.per_device_train_batch_size
@@ -87,6 +84,11 @@ def run_settings(config: Any, args: Any, rows: Any, target: Any) -> dict[str, An
     }
     settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return settings
+
+
+def told_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a reader of the run's log wants: not digests, nor what the config tells."""
+    return {k: v for k, v in settings.items() if k not in _CONFIG and k != "rows_sha256"}
 
 
 def rows_digest(rows: Any) -> str:
@@ -143,7 +145,7 @@ def finished_state(folder: Path, args: Any, n_batches: int) -> TrainerState | No
     Args:
         folder: Of the checkpoint.
         args: `DFlashTrainingArguments` of the run that is to go on with it.
-        n_batches: Of one process in an epoch.
+        n_batches: Of one process in an epoch; of no account if ``max_steps`` is given.
     """
     path = folder / TRAINER_STATE_NAME
     if not path.is_file():

@@ -30,7 +30,7 @@ from .ema import EMACallback, MovingAverage
 from .exporting import export_drafter, push_run, write_run_card, write_run_log
 from .losses import progressive_gamma
 from .planner import MemoryPlan, plan_step
-from .resuming import check_settings, finished_state, run_settings, write_settings
+from .resuming import check_settings, finished_state, run_settings, told_settings, write_settings
 from .sampled_vocabulary import check_plain_head
 from .training_arguments import DFlashTrainingArguments
 from .training_checks import (
@@ -270,7 +270,8 @@ class DFlashTrainer(Trainer):
 
         Trainer itself would make one step more.
         """
-        state = finished_state(folder, self.args, len(self.get_train_dataloader()))
+        n_batches = 0 if self.args.max_steps > 0 else len(self.get_train_dataloader())
+        state = finished_state(folder, self.args, n_batches)
         if state is None:
             return False
         logger.info("Nothing is left to train: %s is of step %d.", folder, state.global_step)
@@ -376,7 +377,7 @@ class DFlashTrainer(Trainer):
                     dtype = None if is_checkpoint else self.args.export_dtype
                     export_drafter(self.accelerator.unwrap_model(self.model), state, folder, dtype)
         if self.args.should_save and not is_checkpoint:
-            write_run_log(self, self._settings(), folder)
+            write_run_log(self, told_settings(self._settings()), folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
