@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_smollm2.py"
-COMMON = "--batch-size 8 --anchors 32 --block-size 8 --sampled-tokens 2048 --learning-rate 1e-3"
+COMMON = "--batch-size 4 --anchors 32 --block-size 8 --sampled-tokens 2048 --learning-rate 1e-3"
 #: What each variant changes. The first is what all the others are compared with.
 VARIANTS = {
     "dflash": "--from-target",
     "dflare": "--from-target --architecture dflare",
     "random start": "",
-    "half of the answers": "--from-target --n-answers 1074",
-    "a quarter of the answers": "--from-target --n-answers 537",
+    "600 answers": "--from-target --n-answers 600",  # each is seen twice in 300 steps
+    "150 answers": "--from-target --n-answers 150",  # eight times; of all of them, a quarter once
     "2 layers": "--from-target --layers 2",
     "5 layers": "--from-target --layers 5",
 }
