@@ -54,6 +54,13 @@ def card(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a card that was written by hand.")
     ] = False,
+    code: Annotated[
+        bool,
+        typer.Option(
+            "--code/--no-code",
+            help="Tell how to load it with transformers alone, by the code that a push adds.",
+        ),
+    ] = True,
 ) -> None:
     """Write the model card of a drafter (FOLDER/README.md) from what was measured.
 
@@ -65,7 +72,7 @@ def card(
         from .model_card import CardOptions
         from .publish_commands import run_card
 
-        options = CardOptions(name, target, licence, overwrite=overwrite)
+        options = CardOptions(name, target, licence, overwrite=overwrite, code=code)
         run_card(folder, bench or [], training_log, notes, options)
 
 
@@ -123,6 +130,14 @@ def push(
         bool,
         typer.Option("--dry-run", help="List the files, show the card, send nothing."),
     ] = False,
+    code: Annotated[
+        bool,
+        typer.Option(
+            "--code/--no-code",
+            help="Send the code with which AutoModel loads it (trust_remote_code=True), and name "
+            "it in config.json. A folder without any gets this package's; weights do not change.",
+        ),
+    ] = True,
 ) -> None:
     """Publish a drafter on the Hugging Face Hub: its files and no others, in one commit.
 
@@ -142,4 +157,5 @@ def push(
             create_pr=create_pr,
             commit_message=commit_message,
             dry_run=dry_run,
+            code=code,
         )

@@ -10,13 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoUrl
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from . import modeling_dflash
 from .checkpoint_dflash import SAFE_NAMES, weight_files
-from .model_card import CARD_NAME, EVALUATION_FOLDER, CardOptions, check_card, write_card
+from .configuration_dflash import AUTO_MAP, DFlashConfig
+from .model_card import (
+    CARD_NAME,
+    EVALUATION_FOLDER,
+    CardOptions,
+    check_card,
+    tells_of_code,
+    write_card,
+)
 from .modeling_dflash import DFlashDraftModel
 from .training_log import TRAINING_LOG_NAME
 
@@ -30,7 +39,7 @@ class PublishedFile:
     """A file that is sent."""
 
     name: str  # in the repository
-    path: Path
+    source: Path | bytes  # a file, or the content of one that the folder has otherwise
     size_bytes: int
 
 
@@ -40,6 +49,7 @@ class FolderContents:
 
     files: tuple[PublishedFile, ...]
     left_out: tuple[str, ...]  # a folder as one name that ends with /
+    adds_code: bool = False  # the folder has none; the repository gets this package's
 
     @property
     def size_bytes(self) -> int:
@@ -47,11 +57,18 @@ class FolderContents:
         return sum(file.size_bytes for file in self.files)
 
 
-def folder_contents(folder: Path) -> FolderContents:
+def folder_contents(folder: Path, *, code: bool = True) -> FolderContents:
     """Say which files of a folder are the drafter: those that some loader or reader asks for.
 
     So a folder of a training run may be given as it is: checkpoints, optimiser states and logs of
     other tools are left out.
+
+    Args:
+        folder: Of the drafter; only read.
+        code: Publish the code that ``trust_remote_code`` runs. A folder without any (the formats
+            that serving engines ask for have none) gets this package's, as `save_pretrained`
+            writes it: `auto_map` is added to its config, and nothing else is changed. False: no
+            code and no `auto_map`, whatever the folder has.
 
     Raises:
         FileNotFoundError: The folder or one of the drafter's files is not there.
@@ -62,7 +79,10 @@ def folder_contents(folder: Path) -> FolderContents:
             f"`folder` must hold a drafter (config.json, model.safetensors), but {folder} has no "
             "config.json. Save one with save_pretrained, or give the folder of a training run."
         )
-    names = ["config.json", *_weight_names(folder), *_code_names(folder)]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    adds_code = code and not config.get("auto_map")
+    names = ["config.json", *_weight_names(folder)]
+    names += _code_names(folder, config) if code else []
     for pattern in (*_DOCUMENTS, *_EVIDENCE):
         found = (path for path in folder.glob(pattern) if path.is_file())
         names += sorted(path.relative_to(folder).as_posix() for path in found)
@@ -72,8 +92,30 @@ def folder_contents(folder: Path) -> FolderContents:
             f"{folder} lacks {missing}, which its config or index asks for. Save the drafter anew "
             "with save_pretrained, which writes its code, too."
         )
-    files = tuple(PublishedFile(n, folder / n, (folder / n).stat().st_size) for n in names)
-    return FolderContents(files, _others(folder, names))
+    files = {name: _published(name, folder / name) for name in names}
+    if adds_code or (not code and config.get("auto_map")):
+        files["config.json"] = _published("config.json", _config_text(config, code=code))
+    if adds_code:
+        files |= {path.name: _published(path.name, path) for path in _own_code()}
+    return FolderContents(tuple(files.values()), _others(folder, files), adds_code)
+
+
+def _published(name: str, source: Path | bytes) -> PublishedFile:
+    n_bytes = len(source) if isinstance(source, bytes) else source.stat().st_size
+    return PublishedFile(name, source, n_bytes)
+
+
+def _config_text(config: dict[str, Any], *, code: bool) -> bytes:
+    """A config as it was, but for `auto_map`."""
+    others = {key: value for key, value in config.items() if key != "auto_map"}
+    written = {**others, "auto_map": AUTO_MAP} if code else others
+    return (json.dumps(written, indent=2) + "\n").encode()
+
+
+def _own_code() -> list[Path]:
+    """The files that `save_pretrained` copies."""
+    model = Path(modeling_dflash.__file__)
+    return sorted({model, *map(Path, get_relative_import_files(model))})
 
 
 def _weight_names(folder: Path) -> list[str]:
@@ -81,9 +123,8 @@ def _weight_names(folder: Path) -> list[str]:
     return files if files == [SAFE_NAMES[0]] else [SAFE_NAMES[1], *files]
 
 
-def _code_names(folder: Path) -> list[str]:
+def _code_names(folder: Path, config: dict[str, Any]) -> list[str]:
     """Files that ``trust_remote_code`` runs, found as transformers finds them."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     modules = {
         str(reference).split(".")[0]
         for reference in (config.get("auto_map") or {}).values()
@@ -103,16 +144,29 @@ def _others(folder: Path, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(f"{path.name}/" if path.is_dir() else path.name for path in others))
 
 
-def check_folder(folder: Path) -> FolderContents:
+def check_folder(folder: Path, *, code: bool = True) -> FolderContents:
     """Make sure that what is published loads, and that its card says only what was measured.
+
+    Args:
+        folder: Of the drafter.
+        code: As for `folder_contents`.
 
     Raises:
         FileNotFoundError: A file of the drafter is missing.
-        ValueError: The drafter does not load strictly, or its card holds a figure without source.
+        ValueError: The drafter does not load strictly, or its card holds a figure without source,
+            or tells of code that is not published.
     """
-    contents = folder_contents(folder)
-    DFlashDraftModel.from_pretrained(folder, dtype="auto")
+    contents = folder_contents(folder, code=code)
+    # `AutoModel` reads the config first and then the tensors by it.
+    read_first = {"config": DFlashConfig.from_pretrained(folder)} if contents.adds_code else {}
+    DFlashDraftModel.from_pretrained(folder, dtype="auto", **read_first)
     check_card(folder)
+    if not code and tells_of_code(folder):
+        raise ValueError(
+            f"`code` is off (--no-code), but {folder / CARD_NAME} tells readers to load the drafter"
+            f" with trust_remote_code=True. Write the card again: `hf-dflash card {folder} "
+            "--no-code`."
+        )
     return contents
 
 
@@ -125,6 +179,7 @@ def push_folder(
     create_pr: bool = False,
     commit_message: str | None = None,
     token: str | bool | None = None,
+    code: bool = True,
 ) -> str:
     """Send a checked drafter to the Hub, in one commit: readers find the old or the new one whole.
 
@@ -132,7 +187,7 @@ def push_folder(
     commit: a reader would take them for this one's.
 
     A push that was interrupted is begun again by the same call: the Hub keeps large files that
-    arrived and does not ask for them twice.
+    arrived and does not ask for them twice. A repository that was made for it stays, empty.
 
     Args:
         folder: Of the drafter.
@@ -142,6 +197,7 @@ def push_folder(
         create_pr: Propose the files as a pull request.
         commit_message: Of the commit; "Upload drafter" by default.
         token: Of the Hub; by default the one that `hf auth login` or HF_TOKEN gives.
+        code: As for `folder_contents`.
 
     Returns:
         Address of the repository, or of the pull request.
@@ -158,17 +214,17 @@ def push_folder(
             f"`revision` must be left out with `create_pr`, whose branch the Hub makes, got "
             f"{revision!r}. To add to an open pull request: revision='refs/pr/N' alone."
         )
-    contents = check_folder(folder)
+    contents = check_folder(folder, code=code)
     api = HfApi(token=token)
-    with _plain_errors(repo_id):
-        repo = api.create_repo(repo_id, private=private, exist_ok=True)
+    with _plain_errors(repo_id) as push:
+        repo = _repository(api, push, private)
         if revision is not None and not revision.startswith("refs/"):
             api.create_branch(repo.repo_id, branch=revision, exist_ok=True)
         there = api.list_repo_files(repo.repo_id, revision=revision)
         commit = api.create_commit(
             repo.repo_id,
             [
-                *(CommitOperationAdd(file.name, str(file.path)) for file in contents.files),
+                *(CommitOperationAdd(file.name, _as_sent(file)) for file in contents.files),
                 *(CommitOperationDelete(name) for name in _outdated(there, contents)),
             ],
             commit_message=commit_message or "Upload drafter",
@@ -176,6 +232,41 @@ def push_folder(
             create_pr=create_pr,
         )
     return commit.pr_url or str(repo)
+
+
+@dataclass(slots=True)
+class _Push:
+    """How far a push has come."""
+
+    repo_id: str
+    made_repository: bool = False
+
+    @property
+    def state(self) -> str:
+        """What a push that failed leaves on the Hub."""
+        if self.made_repository:
+            return (
+                f"The repository {self.repo_id} was made for this push and is empty: no file is in "
+                f"it. The same command goes on; to be rid of it: `hf repos delete {self.repo_id}`"
+            )
+        return f"A push is one commit, so no file of {self.repo_id} was changed"
+
+
+def _repository(api: HfApi, push: _Push, private: bool | None) -> RepoUrl:
+    """The repository, made if it is not there."""
+    try:
+        repo = api.create_repo(push.repo_id, private=private)
+    except HfHubHTTPError as error:
+        # Without the right to make one, writing into one that is there may be allowed.
+        if error.response is None or error.response.status_code not in (403, 409):
+            raise
+        return api.create_repo(push.repo_id, private=private, exist_ok=True)
+    push.repo_id, push.made_repository = repo.repo_id, True
+    return repo
+
+
+def _as_sent(file: PublishedFile) -> str | bytes:
+    return file.source if isinstance(file.source, bytes) else str(file.source)
 
 
 def _outdated(there: Iterable[str], contents: FolderContents) -> list[str]:
@@ -205,24 +296,24 @@ def push_model(drafter: Any, repo_id: str, **options: Any) -> str:
 
 
 @contextmanager
-def _plain_errors(repo_id: str) -> Iterator[None]:
-    """Say in one line what went wrong on the way, and that nothing was changed by it."""
+def _plain_errors(repo_id: str) -> Iterator[_Push]:
+    """Say in one line what went wrong on the way, and what it leaves there."""
     endpoint = HfApi().endpoint
-    whole = f"A push is one commit, so no file of {repo_id} was changed"
+    push = _Push(repo_id)
     try:
-        yield
+        yield push
     except LocalTokenNotFoundError as error:
-        raise PermissionError(f"{_login_hint(endpoint)} {whole}.") from error
+        raise PermissionError(f"{_login_hint(endpoint)} {push.state}.") from error
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code in (401, 403):
-            raise PermissionError(f"{_login_hint(endpoint)} {whole}.") from error
+            raise PermissionError(f"{_login_hint(endpoint)} {push.state}.") from error
         said = " ".join(str(error).split()).rstrip(".")
-        raise RuntimeError(f"The Hub refused the push: {said}. {whole}.") from error
+        raise RuntimeError(f"The Hub refused the push: {said}. {push.state}.") from error
     except (HTTPError, OSError, RuntimeError) as error:
         reason = error.__cause__ or error  # the client wraps what happened to a large file
         raise ConnectionError(
             f"The Hub at {endpoint} cannot be reached, or the connection broke "
-            f"({str(reason) or type(reason).__name__}). {whole}. Run the same command when it "
+            f"({str(reason) or type(reason).__name__}). {push.state}. Run the same command when it "
             "can be: large files that arrived are not sent twice. `--dry-run` needs no network."
         ) from error
 

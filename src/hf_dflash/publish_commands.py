@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import ModelCard
@@ -28,9 +29,7 @@ def run_card(
     _check_drafter_folder(folder)
     if notes_file is not None:
         notes = notes_file.read_text(encoding="utf-8")
-        options = CardOptions(
-            options.name, options.target, options.licence, notes, options.overwrite
-        )
+        options = replace(options, notes=notes)
     path = write_card(folder, benches=benches, training_log=training_log, options=options)
     Console().print(Text(f"Wrote {path}. Look at it, then: hf-dflash push {folder} REPO_ID"))
 
@@ -44,12 +43,13 @@ def run_push(
     create_pr: bool,
     commit_message: str | None,
     dry_run: bool,
+    code: bool,
 ) -> None:
     """Push a drafter to the Hub, or show what would be pushed."""
     _check_drafter_folder(folder)
     console = Console()
     if dry_run:
-        show_contents(console, check_folder(folder), repo_id)
+        show_contents(console, check_folder(folder, code=code), repo_id)
         show_card(console, folder / CARD_NAME)
         return
     url = push_folder(
@@ -59,6 +59,7 @@ def run_push(
         revision=revision,
         create_pr=create_pr,
         commit_message=commit_message,
+        code=code,
     )
     console.print(Text(f"Published at {url}"))
 
@@ -73,6 +74,11 @@ def show_contents(console: Console, contents: FolderContents, repo_id: str) -> N
     table.add_section()
     table.add_row(f"{len(contents.files)} files", size_text(contents.size_bytes))
     console.print(table)
+    if contents.adds_code:
+        console.print(
+            "The code for trust_remote_code=True is added, and `auto_map` to config.json; the "
+            "folder here is not changed. --no-code leaves it out."
+        )
     if contents.left_out:
         console.print(Text(f"Stays here: {', '.join(contents.left_out)}"))
     console.print("Nothing was sent. The drafter loads strictly, and its card was checked.")

@@ -55,10 +55,11 @@ def name_format(raw: Mapping[str, Any], kind: str) -> str:
         return kind
     nested = raw.get("dflash_config") or raw.get("dflare_config") or {}
     auto_map = raw.get("auto_map") or {}
-    if "modeling_dflash.DFlashDraftModel" in str(auto_map.get("AutoModel")):
-        return "hf-dflash"
+    # Before the code: a push adds it to a drafter of AngelSlim, too, whose name stays.
     if any(name.startswith("Qwen") for name in raw.get("architectures") or ()):
         return "angelslim"
+    if "modeling_dflash.DFlashDraftModel" in str(auto_map.get("AutoModel")):
+        return "hf-dflash"
     if kind == "dflare":
         return "angelslim"
     if not nested:

@@ -15,14 +15,18 @@ from typing import Any
 
 import pytest
 from huggingface_hub import HfApi, constants
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from hf_dflash import cli
-from hf_dflash.hub import check_folder, folder_contents, push_folder
-from hf_dflash.model_card import write_card
+from hf_dflash.configuration_dflash import AUTO_MAP
+from hf_dflash.doctor import LOADS, examine
+from hf_dflash.hub import FolderContents, check_folder, folder_contents, push_folder
+from hf_dflash.model_card import CardOptions, write_card
 from hf_dflash.publish_commands import size_text
 from hub_stand_in import TOKEN, HubStandIn
 from pairs import random_drafter, tiny_target
+from published_folders import angelslim, flat, modelopt, native, zlab
 
 # huggingface_hub 2.4 sends large files by an argument that its HTTP library has renamed.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -188,6 +192,125 @@ def test_what_was_pushed_loads_from_there(folder: Path, client: HubStandIn, tmp_
     assert result.stdout.split() == ["DFlashDraftModel", "8"], result.stderr
 
 
+# ---- the code ----
+
+
+def as_published(contents: FolderContents, place: Path) -> Path:
+    place.mkdir()
+    for file in contents.files:
+        content = file.source if isinstance(file.source, bytes) else file.source.read_bytes()
+        (place / file.name).write_bytes(content)
+    return place
+
+
+def test_a_folder_without_code_is_published_with_it(client: HubStandIn, tmp_path: Path) -> None:
+    """As engines' formats have it: config and weights alone."""
+    bare = zlab(tmp_path / "bare")
+    card = write_card(bare, options=CardOptions(name="someone/drafter"))
+    assert "trust_remote_code=True)" in card.read_text()
+    before = {path.name: path.read_bytes() for path in bare.iterdir()}
+    push(bare)
+    sent = client.files("someone/drafter")
+    assert {path.name: path.read_bytes() for path in bare.iterdir()} == before
+    config = json.loads(sent["config.json"])
+    assert config.pop("auto_map") == AUTO_MAP
+    assert config == json.loads(before["config.json"])
+    rest = before.keys() - {"config.json"}
+    assert {name: sent[name] for name in rest} == {name: before[name] for name in rest}
+    random_drafter(tiny_target()).save_pretrained(tmp_path / "saved")
+    code = {path.name: path.read_bytes() for path in (tmp_path / "saved").glob("*.py")}
+    assert {name: sent[name] for name in sent.keys() - before.keys()} == code
+    environment = client.environment(HF_HOME=str(tmp_path / "home"))
+    result = run_program("-c", LOADED_WITHOUT_THIS_PACKAGE, "someone/drafter", **environment)
+    assert result.stdout.split() == ["someone/drafter", "DFlashDraftModel", total_of(bare)], (
+        result.stderr
+    )
+
+
+#: Loads drafters as their cards say where this package is not installed, and adds up the weights.
+LOADED_WITHOUT_THIS_PACKAGE = """
+import sys, torch
+from transformers import AutoModel
+sys.modules["hf_dflash"] = None
+for name in sys.argv[1:]:
+    drafter = AutoModel.from_pretrained(name, dtype="auto", trust_remote_code=True)
+    total = sum(tensor.double().abs().sum() for tensor in drafter.state_dict().values())
+    print(name, type(drafter).__name__, f"{float(total):.6f}")
+"""
+
+
+def total_of(folder: Path) -> str:
+    tensors = load_file(folder / "model.safetensors").values()
+    return f"{float(sum(tensor.double().abs().sum() for tensor in tensors)):.6f}"
+
+
+def test_every_format_that_is_read_loads_by_the_added_code(tmp_path: Path) -> None:
+    folders = [
+        write(tmp_path / write.__name__) for write in (zlab, flat, modelopt, angelslim, native)
+    ]
+    folders.append(angelslim(tmp_path / "dflare", "dflare"))
+    published = []
+    for folder in folders:
+        write_card(folder)
+        contents = check_folder(folder)
+        assert contents.adds_code
+        published.append(as_published(contents, tmp_path / f"published_{folder.name}"))
+        # No other engine sees a difference.
+        assert states_of(published[-1]) == states_of(folder) | {"trust_remote_code": LOADS}
+    served = {engine for engine, state in states_of(published[0]).items() if state == LOADS}
+    assert served == {"hf-dflash", "trust_remote_code", "vllm", "sglang", "llama.cpp"}
+    result = run_program(
+        "-c", LOADED_WITHOUT_THIS_PACKAGE, *map(str, published), HF_HOME=str(tmp_path / "home")
+    )
+    assert [line.split()[2] for line in result.stdout.splitlines()] == [
+        total_of(folder) for folder in folders
+    ], result.stderr
+
+
+def states_of(folder: Path) -> dict[str, str]:
+    return {verdict.engine: verdict.state for verdict in examine(folder).verdicts}
+
+
+def test_without_code_nothing_points_to_it(folder: Path, client: HubStandIn) -> None:
+    write_card(folder, options=CardOptions(code=False))
+    config = (folder / "config.json").read_bytes()
+    push(folder, code=False)
+    sent = client.files("someone/drafter")
+    assert not [name for name in sent if name.endswith(".py")]
+    assert "auto_map" not in json.loads(sent["config.json"])
+    assert (folder / "config.json").read_bytes() == config
+
+
+def test_a_bare_folder_stays_bare_if_asked(tmp_path: Path) -> None:
+    bare = zlab(tmp_path / "bare")
+    contents = folder_contents(bare, code=False)
+    assert {file.source for file in contents.files} == set(bare.iterdir())
+
+
+def test_a_card_must_not_promise_code_that_is_left_out(folder: Path) -> None:
+    result = CliRunner().invoke(
+        cli.app, ["push", str(folder), "someone/drafter", "--dry-run", "--no-code"]
+    )
+    assert result.exit_code == 2
+    assert "`code` is off (--no-code), but" in result.stderr
+    with pytest.raises(ValueError, match=r"Write the card again: .*--no-code"):
+        check_folder(folder, code=False)
+
+
+def test_a_dry_run_lists_the_added_code(tmp_path: Path) -> None:
+    bare = zlab(tmp_path / "bare")
+    write_card(bare)
+    arguments = ["push", str(bare), "someone/drafter", "--dry-run"]
+    result = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.stderr
+    assert all(name in result.stdout for name in CODE)
+    assert "The code for trust_remote_code=True is added" in result.stdout
+    assert not list(bare.glob("*.py"))
+
+
+# ---- what is on the Hub already, and what goes wrong ----
+
+
 def test_a_branch_is_made_and_a_message_kept(folder: Path, client: HubStandIn) -> None:
     push(folder, revision="b16", commit_message="Better drafts")
     repository = client.repositories["someone/drafter"]
@@ -206,14 +329,29 @@ def test_a_pull_request_leaves_the_main_branch_alone(folder: Path, client: HubSt
 
 def test_a_push_that_broke_off_goes_on_where_it_stopped(folder: Path, client: HubStandIn) -> None:
     client.breaks_at = "POST .*/commit/"
-    with pytest.raises(ConnectionError, match=r"broke .*no file of someone/drafter was changed"):
+    empty = (
+        r"broke .*The repository someone/drafter was made for this push and is empty.*The same "
+        r"command goes on; to be rid of it: `hf repos delete someone/drafter`"
+    )
+    with pytest.raises(ConnectionError, match=empty):
         push(folder)
     assert client.files("someone/drafter") == {}
     assert len(client.large_files) == 1  # the weights have arrived, and no commit shows them
-    client.breaks_at, client.requests[:] = None, []
+    client.requests[:] = []
+    with pytest.raises(ConnectionError, match=r"broke .*no file of someone/drafter was changed"):
+        push(folder)  # not made by this one
+    client.breaks_at = None
     push(folder)
     assert set(client.files("someone/drafter")) == names_of(folder)
     assert not [request for request in client.requests if request.startswith("PUT")]
+
+
+def test_a_repository_of_ones_own_account_is_named_in_full(
+    folder: Path, client: HubStandIn
+) -> None:
+    client.breaks_at = "POST .*/commit/"
+    with pytest.raises(ConnectionError, match=r"`hf repos delete someone/mine`"):
+        push_folder(folder, "mine", token=TOKEN)
 
 
 def test_what_did_not_change_is_not_sent_again(folder: Path, client: HubStandIn) -> None:
@@ -274,6 +412,8 @@ def test_a_token_that_must_be_there_and_is_not(
 
 
 def test_an_error_of_the_hub_is_told(folder: Path, client: HubStandIn) -> None:
+    with pytest.raises(RuntimeError, match=r"The Hub refused the push: .*someone/drafter was made"):
+        push(folder, revision="refs/pr/9")
     with pytest.raises(RuntimeError, match=r"The Hub refused the push: .*no file of someone/dra"):
         push(folder, revision="refs/pr/9")
     assert client.files("someone/drafter") == {}
