@@ -130,8 +130,8 @@ def _refuse_misloaded(assistant: Any) -> None:
         raise TypeError(
             f"`assistant_model` must be a drafter of this package, got {type(assistant).__name__} "
             "from a DFlash drafter's folder. AutoModel alone makes a Qwen3 model with random "
-            "weights of it. Load it with DFlashDraftModel.from_pretrained(...), or with "
-            "AutoModel.from_pretrained(..., trust_remote_code=True)."
+            "weights of it. Load it with DFlashDraftModel.from_pretrained(...), or, if the folder "
+            "holds its code, with AutoModel.from_pretrained(..., trust_remote_code=True)."
         )
 
 

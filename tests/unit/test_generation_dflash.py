@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 import subprocess
 import sys
 import textwrap
@@ -301,6 +302,18 @@ def test_random_model_built_from_a_drafters_folder(target, drafter, tmp_path, ca
     plain = target.generate(prompt(5), max_new_tokens=6)
     loaded = DFlashDraftModel.from_pretrained(tmp_path)
     assert torch.equal(target.generate(prompt(5), max_new_tokens=6, assistant_model=loaded), plain)
+
+
+def test_a_folder_without_code_is_said_to_need_it(target, drafter, tmp_path, capfd):
+    """Formats for serving engines have none, and `trust_remote_code` finds nothing to trust."""
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["auto_map"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    misloaded = AutoModel.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(misloaded).__name__ == "Qwen3Model"
+    capfd.readouterr()  # its load report
+    assert_refused(target, misloaded, TypeError, "if the folder holds its code, with AutoModel")
 
 
 def test_decoding_works_after_a_refusal(target, drafter):
