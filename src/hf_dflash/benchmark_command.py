@@ -17,6 +17,7 @@ from .benchmark_journal import Journal, refuse_other
 from .benchmark_quality import Judge
 from .benchmark_view import progress, show
 from .checkpoint_dflash import check_folder_exists
+from .loading import check_source
 from .measurement import Measurement, Run, Settings, read_measurement, spell, write_measurement
 from .modeling_dflash import DFlashDraftModel
 from .provenance import provenance_of, published_command, published_name
@@ -189,6 +190,8 @@ def _load_models(options: BenchOptions, device: str, console: Console) -> Models
     # The drafter first: it is small, and most mistakes are found in its config.
     drafter_name = options.drafter or str(demo_drafter_folder())
     target_name = options.target or str(target_folder(notify=console.print))
+    check_source(drafter_name, "drafter")
+    check_source(target_name, "target")
     dtype = getattr(torch, options.dtype)
     drafter: Any = DFlashDraftModel.from_pretrained(drafter_name, dtype=dtype)
     target: Any = AutoModelForCausalLM.from_pretrained(target_name, dtype=dtype)

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 from .checkpoint_dflash import check_folder_exists
 from .demo import DTYPES, LoadPair, Pair, as_json, read_prompts, run
 from .demo_view import TerminalView
+from .loading import check_source
 from .modeling_dflash import DFlashDraftModel
 from .smollm2 import demo_drafter_folder, load_target
 
@@ -58,6 +59,8 @@ def run_pair(
     check_folder_exists(drafter, "drafter", {})
 
     def load_pair(name: str) -> Pair:
+        check_source(drafter, "drafter")
+        check_source(target, "target")
         # The drafter first: it is small, and most mistakes are found in its config.
         draft_model = DFlashDraftModel.from_pretrained(drafter, dtype=name)
         model = AutoModelForCausalLM.from_pretrained(target, dtype=name)

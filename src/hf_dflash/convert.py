@@ -20,6 +20,7 @@ from torch import Tensor
 from .checkpoint_dflash import save_generation_config
 from .checkpointing import publish
 from .drafter_files import DrafterFiles, find_file, read_drafter
+from .loading import check_source
 from .modeling_dflash import DFlashDraftModel
 from .speculators_exchange import from_speculators, into_speculators, read_token_ids
 from .speculators_format import RECORD_NAME
@@ -87,6 +88,7 @@ def convert(
             check_format_name(name, option)
     spelling = choose_rope_spelling(rope, to)
     final = _checked_output(Path(output))
+    check_source(str(path), "path")
     drafter = read_drafter(path)
     _check_source_format(drafter, source_format, path)
     check_can_hold(drafter.config, to)
