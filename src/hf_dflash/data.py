@@ -127,11 +127,13 @@ class RowStream:
             logger.warning("Skipped %d: %s; first %s.", count, reason, self._first[reason])
         if n_truncated:
             logger.warning("Cut %d rows at `max_length` %s.", n_truncated, self._max_length)
+        if not n_chats:
+            raise ValueError("`chats` must hold at least one chat, got none. Is the file empty?")
         if not self._counts["rows"]:
             reasons = "; ".join(f"{count} x {reason}" for reason, count in self._skipped.items())
             raise ValueError(
                 f"`chats` must have a supervised token: none of the {n_chats} chats gives a row to "
-                f"train on ({reasons or 'there are none'}). Regenerate the answers, or check the "
+                f"train on ({reasons}). Regenerate the answers, or check the "
                 "roles and the chat template."
             )
         return DataReport(

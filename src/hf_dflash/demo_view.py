@@ -21,6 +21,8 @@ from .demo import (
 
 ACCEPTED = "bold green"
 LABEL = "bold cyan"
+#: Of the figures in the summary; two lines each, so that the table fits into 80 columns.
+HEADINGS = ("identical", "plain\ntokens/s", "drafted\ntokens/s", "speed-up", "acceptance\nlength")
 
 
 class IncrementalText:
@@ -129,12 +131,14 @@ class TerminalView:
         """Show one row for each prompt and one for all."""
         factor = best_plain_factor(report.timings, report.dtype)
         table = Table(title=f"Greedy decoding in {report.dtype}", title_justify="left")
-        table.add_column("prompt", max_width=34, no_wrap=True, overflow="ellipsis")
-        for heading in ("identical", "tokens/s plain", "drafted", "speed-up", "acceptance"):
-            table.add_column(heading, justify="right")
+        # Where there is little room only the prompts are cut: figures need their headings.
+        table.add_column("prompt", max_width=34)
+        for heading in HEADINGS:
+            table.add_column(heading, justify="right", no_wrap=True)
         for comparison in report.comparisons:
             # A prompt given as str would be read as markup, and "[/b]" in it as an error.
-            table.add_row(Text(comparison.prompt), *_cells(measure([comparison], factor)))
+            prompt = Text(comparison.prompt, no_wrap=True, overflow="ellipsis")
+            table.add_row(prompt, *_cells(measure([comparison], factor)))
         table.add_section()
         table.add_row(Text("all", style="bold"), *_cells(report.overall))
         self._console.print()

@@ -45,6 +45,8 @@ LISTED = (
     "hub_model_id",
     "hub_private_repo",
 )
+#: transformers leaves what it means to each script.
+RESUME_HELP = "true: go on from the last checkpoint of output_dir; or the folder of one."
 #: Options of a drafter yet to be made; a trained one has them already.
 NEW_DRAFTER = (
     "architecture",
@@ -207,6 +209,8 @@ class _Parser(HfArgumentParser):
         self._action_groups.insert(0, self._action_groups.pop())  # the run comes first
         theirs = {f.name for f in fields(TrainingArguments)} - set(LISTED)
         for action in self._actions:
+            if action.dest == "resume_from_checkpoint":
+                action.help = RESUME_HELP
             if action.dest in theirs or "--no_" in "".join(action.option_strings):
                 action.help = SUPPRESS
 

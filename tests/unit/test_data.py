@@ -66,7 +66,7 @@ def test_skips_are_logged_with_the_first_place(tokenizer, caplog):
 @pytest.mark.parametrize(
     ("chats", "message"),
     [
-        ([], r"none of the 0 chats .* \(there are none\)\. Regenerate"),
+        ([], "must hold at least one chat, got none. Is the file empty"),
         ([talk("a")], r"none of the 1 chats .*\(1 x there is no assistant turn\)"),
     ],
 )

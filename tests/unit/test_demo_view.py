@@ -142,3 +142,12 @@ def test_the_summary_has_a_row_for_each_prompt_and_one_for_all(view):
     assert all(word in text for word in ("first", "second", "all", "yes", "no", "2.00x", " - "))
     assert "Against the fastest plain decoding of both dtypes: " in text
     assert "not known" not in text
+
+
+def test_the_summary_keeps_its_headings_in_80_columns():
+    view = TerminalView(Console(file=io.StringIO(), width=80))
+    view.summary(Report("bfloat16", (), (Comparison("Count from 1 " * 9, PLAIN, DRAFTED, None),)))
+    text = written(view)
+    headings = ("identical", "plain", "drafted", "tokens/s", "speed-up", "acceptance", "length")
+    assert all(heading in text for heading in headings)
+    assert text.count("Count from 1") == 1, "only prompts are cut, to one line"
