@@ -31,7 +31,14 @@ def run_card(
         notes = notes_file.read_text(encoding="utf-8")
         options = replace(options, notes=notes)
     path = write_card(folder, benches=benches, training_log=training_log, options=options)
-    Console().print(Text(f"Wrote {path}. Look at it, then: hf-dflash push {folder} REPO_ID"))
+    # A command that is broken into two lines cannot be copied.
+    console = Console(soft_wrap=True)
+    console.print(Text(f"Wrote {path}. Look at it, then: hf-dflash push {folder} REPO_ID"))
+    if ModelCard.load(path).data.base_model is None:
+        console.print(
+            "The card names no repository of the target, so readers cannot load it: write the card "
+            "again with --target, such as --target HuggingFaceTB/SmolLM2-135M-Instruct."
+        )
 
 
 def run_push(

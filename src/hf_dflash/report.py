@@ -41,6 +41,12 @@ _HEADINGS = (
     "identical",
     "right answers",
 )
+#: What a reader cannot know of the names in the table.
+_BASELINES = {
+    "stock dflash": "transformers' own block loop with the same drafter",
+    "prompt lookup": "drafts copied from the prompt, without a drafter",
+    "assistant model": "a small model of the same vocabulary drafts",
+}
 
 
 def write_report(measurement: Measurement, path: Path) -> None:
@@ -128,6 +134,16 @@ def _tiles(measurement: Measurement) -> list[str]:
 # ---- tables ----
 
 
+def _told_methods(measurement: Measurement) -> list[str]:
+    """What the names of the baselines mean, of those that were measured."""
+    measured = {str(s.method) for s in measurement.summary.overall}
+    return [
+        f" {name}: {what}."
+        for name, what in _BASELINES.items()
+        if name.replace(" ", "_") in measured
+    ]
+
+
 def _methods(measurement: Measurement) -> str:
     main = main_summary(measurement)
     rows = [
@@ -138,7 +154,7 @@ def _methods(measurement: Measurement) -> str:
         '<p class="soft">Tokens a second and speed-up count the whole call, the prompt included; '
         "the speed-up is the median over prompts of the ratio to plain decoding of the same "
         "prompt. Tokens a cycle: accepted drafts and the target's own token, mean over outputs."
-        "</p>"
+        f"{''.join(_told_methods(measurement))}</p>"
     )
     return _table("method", rows) + note
 

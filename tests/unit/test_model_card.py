@@ -417,6 +417,15 @@ def test_the_command_writes_a_card(folder: Path, tmp_path: Path) -> None:
     assert ModelCard(card).data.license == "mit"
 
 
+def test_the_command_says_that_readers_cannot_load_a_target_of_this_machine(folder: Path) -> None:
+    options = ["card", str(folder), "--bench", str(bench_file(folder)), "--target"]
+    alone = CliRunner().invoke(cli.app, [*options, "my-target"])
+    assert "names no repository of the target" in alone.stdout
+    named = CliRunner().invoke(cli.app, [*options, "me/target"])
+    assert (named.exit_code, "names no repository" in named.stdout) == (0, False)
+    assert named.stdout.count("\n") == 1, "the command to push is one line, to be copied"
+
+
 def test_the_command_refuses_in_one_line(folder: Path) -> None:
     broken = folder.parent / "bench.json"
     broken.write_text("{")

@@ -94,6 +94,14 @@ def test_the_top_says_how_much_faster_on_what_and_whether_the_text_is_the_same(p
     assert "Slower than plain decoding on: chat (0." in top
 
 
+def test_the_baselines_that_were_measured_are_explained(page: Page) -> None:
+    methods = {run.method for run in example_measurement().runs}
+    assert "prompt_lookup" in methods
+    assert "prompt lookup: drafts copied from the prompt" in words_of(page)
+    told = "assistant model: a small model" in words_of(page)
+    assert told == ("assistant_model" in methods)
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_differences_are_said_first_and_listed() -> None:
     page = Page(report_html(example_measurement(differing=True)))
