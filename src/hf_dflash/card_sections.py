@@ -41,12 +41,14 @@ USED_NAMES = (
     re.compile(r'AutoModelForCausalLM\.from_pretrained\("([^"\n]*)"'),
 )
 #: By it a card that tells of the code in its repository is known.
-REMOTE_CODE_CALL = "trust_remote_code=True)"
+REMOTE_CODE_CALL = "dtype=target.dtype, trust_remote_code=True"
 _REMOTE_CODE = """\
 ```python
 from transformers import AutoModel
 
-drafter = AutoModel.from_pretrained("{drafter}", dtype=target.dtype, trust_remote_code=True)
+drafter = AutoModel.from_pretrained(
+    "{drafter}", dtype=target.dtype, trust_remote_code=True
+)
 output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
 ```
 """
