@@ -106,6 +106,8 @@ def main() -> None:
         "answers": f"the first {n_rows} of {options.answers.name}: the target's own, greedy",
         "evaluated on": f"{options.held_out.name}: other fillers of the same templates",
         "started from": str(options.warm_start_name or options.warm_start or "new weights"),
+        "chat template": "the tokenizer's own, without a system message of the user's",
+        "thinking": "the target has no such mode",
     }
     if options.eval_prompts:
         asked = held_out_prompts(tokenizer, options.eval_prompts)

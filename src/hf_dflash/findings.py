@@ -165,7 +165,8 @@ def _differences_sentence(identity: Identity) -> str:
     )
 
 
-#: Logits closer than this are called a near tie: one step of bfloat16 between 32 and 64.
+#: Logits closer than this are called a near tie. In bfloat16 between 32 and 64 it is two steps: two
+#: passes can be off by one each.
 NEAR_TIE = 0.5
 
 
