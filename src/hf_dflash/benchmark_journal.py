@@ -103,6 +103,9 @@ def refuse_other(kept: Measurement, wanted: Measurement, path: Path) -> None:
 def _fingerprint(measurement: Measurement) -> dict[str, Any]:
     """All that a measurement depends on, by name."""
     provenance = {f: v for f, v in asdict(measurement.provenance).items() if f not in FREE}
+    for model in ("target", "drafter"):  # a difference is told by its own name
+        told = provenance.pop(model)
+        provenance |= {f"{model}'s {field}": value for field, value in told.items()}
     # Through JSON, as the kept one went.
     plain: dict[str, Any] = json.loads(
         json.dumps(provenance | asdict(measurement.settings) | {"prompts": measurement.prompts})

@@ -134,7 +134,8 @@ def _provenance(measurement: Measurement) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in p.versions.items())
     rows = {
         "command": f"`{p.command}`",
-        "drafter": f"sha256 of the weights `{p.drafter.sha256}`",
+        "drafter": f"sha256 of the weights `{p.drafter.sha256}`"
+        + "".join(f", {name} {value}" for name, value in p.drafter.policy.items()),
         "target": p.target.name + (f" at `{p.target.revision}`" if p.target.revision else ""),
         "device": f"{p.device}, {plural(p.threads, 'thread')}, "
         f"{plural(p.n_processes, 'process', 'processes')}",

@@ -29,6 +29,9 @@ class DrafterInfo:
     block_size: int  # of its config, the anchor included
     n_draft_layers: int
     n_parameters: int  # its own; embedding and head are the target's
+    # Beside its weights they decide what it drafts. Older files do not have them.
+    target_layer_ids: list[int] = field(default_factory=list)
+    policy: dict[str, int | float] = field(default_factory=dict)  # what it sets of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from transformers import GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from .card_blocks import block_text, blocks_of, write_block
 from .card_figures import figure_without_source, number_out_of_place
@@ -31,7 +33,7 @@ from .card_sections import (
 from .configuration_dflash import AUTO_MAP, DFlashConfig
 from .findings import datasets_summary, decoding_words, short_name
 from .measurement import Measurement, MethodSummary, read_measurement, write_whole
-from .provenance import sha256_of_weights
+from .provenance import drafting_policy, sha256_of_weights
 from .training_log import TRAINING_LOG_NAME, read_training_log
 
 CARD_NAME = "README.md"
@@ -366,6 +368,20 @@ def _check_same_drafter(measurement: Measurement, path: Path, folder: Path) -> N
             f"other weights (sha256 {got.sha256[:12]}..., here {own[:12]}...). Measure this one: "
             f"`hf-dflash bench`. Files of other weights must not lie in {EVALUATION_FOLDER}/."
         )
+    taps = list(DFlashConfig.from_pretrained(folder).target_layer_ids)
+    policy = _policy_of(folder)
+    if got.policy != policy or got.target_layer_ids not in ([], taps):
+        raise ValueError(
+            f"`benches` must be of the drafter in {folder} as it is, but {path} measured it with "
+            f"the drafting policy {got.policy} and `target_layer_ids` {got.target_layer_ids}, here "
+            f"{policy} and {taps}. Measure this one: `hf-dflash bench`."
+        )
+
+
+def _policy_of(folder: Path) -> dict[str, int | float]:
+    if not (folder / GENERATION_CONFIG_NAME).is_file():
+        return {}
+    return drafting_policy(GenerationConfig.from_pretrained(folder))
 
 
 def _check_notes(notes: str | None) -> None:

@@ -17,6 +17,8 @@ from . import __version__
 from .checkpoint_dflash import weight_files
 from .measurement_runs import DrafterInfo, Provenance, TargetInfo
 
+_POLICY = ("num_assistant_tokens", "assistant_confidence_threshold", "temperature")
+
 
 def provenance_of(
     target: Any, drafter: Any, *, command: str, seed: int, n_processes: int = 1
@@ -53,9 +55,17 @@ def provenance_of(
             config.block_size,
             config.num_hidden_layers,
             sum(parameter.numel() for parameter in drafter.parameters()),
+            list(config.target_layer_ids),
+            drafting_policy(drafter.generation_config),
         ),
         n_processes=n_processes,
     )
+
+
+def drafting_policy(generation_config: Any) -> dict[str, int | float]:
+    """What a drafter's generation config sets of how many tokens are drafted and how."""
+    values = {name: getattr(generation_config, name, None) for name in _POLICY}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def published_name(name_or_path: str) -> str:

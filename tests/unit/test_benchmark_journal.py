@@ -55,6 +55,14 @@ def test_half_a_first_line_is_a_new_journal(tmp_path: Path) -> None:
         ({"provenance": provenance(dtype="bfloat16")}, r"dtype: float32 there, bfloat16 now"),
         ({"provenance": provenance(threads=2)}, r"threads: 1 there, 2 now"),
         ({"provenance": provenance(commit=None)}, r"commit: 0{40} there, None now"),
+        (
+            {
+                "provenance": provenance(
+                    drafter=replace(PLAN.provenance.drafter, policy={"num_assistant_tokens": 2})
+                )
+            },
+            r"drafter's policy: \{\} there, \{'num_assistant_tokens': 2\} now",
+        ),
         ({"settings": replace(PLAN.settings, temperature=1.0)}, r"temperature: 0\.0 there, 1\.0"),
         ({"settings": replace(PLAN.settings, block_sizes=[4])}, r"block_sizes: \[\] there, \[4\]"),
         ({"prompts": {"gsm8k": [["another"]]}}, r"prompts: .* there, .*another.* now"),

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
-from hf_dflash import cli
+from hf_dflash import DFlashDraftModel, cli
 from hf_dflash.card_blocks import blocks_of
 from hf_dflash.card_figures import figure_without_source
 from hf_dflash.measurement import DrafterInfo, Measurement, TargetInfo, write_measurement
@@ -272,6 +272,29 @@ def test_a_measurement_of_other_weights_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"`benches` must be of the drafter in .* measured d with"):
         write_card(folder, benches=[path])
     assert not (folder / "evaluation").exists()
+
+
+def test_a_measurement_with_another_drafting_policy_is_refused(folder: Path) -> None:
+    before = carded(folder)
+    drafter = DFlashDraftModel.from_pretrained(folder)
+    drafter.generation_config.num_assistant_tokens = 2
+    drafter.save_pretrained(folder)
+    with pytest.raises(
+        ValueError,
+        match=r"as it is, but .* drafting policy \{\} .*, here \{'num_assistant_tokens': 2",
+    ):
+        write_card(folder)
+    assert (folder / "README.md").read_text() == before
+
+
+def test_a_measurement_of_other_taps_is_refused(folder: Path) -> None:
+    now = measured(folder)
+    other = dataclasses.replace(now.provenance.drafter, target_layer_ids=[0])
+    path = folder.parent / "bench.json"
+    told = dataclasses.replace(now.provenance, drafter=other)
+    write_measurement(dataclasses.replace(now, provenance=told), path)
+    with pytest.raises(ValueError, match=r"`target_layer_ids` \[0\], here"):
+        write_card(folder, benches=[path])
 
 
 def test_a_card_is_not_written_from_measurements_of_earlier_weights(folder: Path) -> None:

@@ -43,7 +43,14 @@ def test_what_decoded_is_told(pair: tuple[Any, Any], tmp_path: Path) -> None:
     assert drafter.n_parameters == sum(p.numel() for p in pair[1].parameters())
     weights = (tmp_path / "drafter" / "model.safetensors").read_bytes()
     assert drafter.sha256 == hashlib.sha256(weights).hexdigest()
+    assert (drafter.target_layer_ids, drafter.policy) == (pair[1].config.target_layer_ids, {})
     assert found.date.endswith("+00:00")
+
+
+def test_the_drafting_policy_is_told(pair: tuple[Any, Any]) -> None:
+    policy = {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.3}
+    pair[1].generation_config.update(**policy)
+    assert provenance_of(*pair, command="hf-dflash bench", seed=3).drafter.policy == policy
 
 
 def test_a_folder_on_this_machine_is_not_told(tmp_path: Path) -> None:
