@@ -4,7 +4,7 @@ Every prompt is a template with a filler. Most ask for structured text (lists, t
 steps, a given text rewritten), which a small drafter learns several times faster than open chat.
 The split goes by the filler: a held-out prompt has a template that was trained on, and a filler
 that never was, so it measures what was learnt of the form and not what was memorised. Fillers come
-in two sets; prompts with those of the second set follow the others and are all trained on.
+in two sets: prompts with those of the second set follow the others, and none of them is held out.
 """
 
 import argparse
@@ -301,8 +301,8 @@ def chat(f: Fillers) -> Iterator[tuple[str, str]]:
     yield from ((topic, t.format(topic=topic)) for t, topic in product(templates, f.topics))
 
 
-# What makes the prompts of each kind, and how many of them at most are trained on: of the first set
-# of fillers, of the second.
+# What makes the prompts of each kind, and how many of them at most are trained on: with the first
+# set of fillers, with the second.
 KINDS = {
     "counting": (counting, 240, 80),
     "arithmetic": (arithmetic, 230, 420),
@@ -327,23 +327,17 @@ def digest(text: str) -> int:
 
 def prompts() -> list[Prompt]:
     """Make all prompts in a shuffled order; of the open kinds only those that come early."""
-    sets = json.loads(FILLERS.read_text(encoding="utf-8"))
-    first, second = Fillers(**sets["first"]), Fillers(**sets["more"])
-    made = [
-        p
-        for kind, (make, quota, _) in KINDS.items()
-        for p in _keep(kind, make(first), quota, HELD_OUT_PER_KIND)
-    ]
+    first, second = json.loads(FILLERS.read_text(encoding="utf-8")).values()
+    made: list[Prompt] = []
+    more: list[Prompt] = []
+    for kind, (make, quota, quota_of_second) in KINDS.items():
+        made += _keep(kind, make(Fillers(**first)), quota, HELD_OUT_PER_KIND)
+        more += _keep(kind, make(Fillers(**second)), quota_of_second, 0)
     random.Random(SEED).shuffle(made)
     trained = [p for p in made if p.split == "train"]
     dropped = {p.id for p in trained[N_WITH_OPEN_KINDS:] if p.kind in OPEN_KINDS}
     known = {p.id for p in made}
-    more = [
-        p
-        for kind, (make, _, quota) in KINDS.items()
-        for p in _keep(kind, make(second), quota, 0)
-        if p.id not in known
-    ]
+    more = [p for p in more if p.id not in known]
     random.Random(SEED).shuffle(more)
     return [p for p in made if p.id not in dropped] + more
 

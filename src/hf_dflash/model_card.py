@@ -117,7 +117,7 @@ def write_card(
         _copy(training_log, folder / TRAINING_LOG_NAME)
     sources = sources_of(folder)
     target = options.target or _known_target(folder, sources, old)
-    data = _metadata(config, sources, old, options, target)
+    data = _metadata(folder, config, sources, old, options, target)
     body = _body(folder, config, sources, options, target)
     write_whole(card_path, f"---\n{data.to_yaml()}\n---\n\n{_GENERATED}\n\n{body}")
     return card_path
@@ -249,6 +249,7 @@ def _plain(result: EvalResult) -> dict[str, Any]:
 
 
 def _metadata(
+    folder: Path,
     config: DFlashConfig,
     sources: Sources,
     old: ModelCard | None,
@@ -270,13 +271,13 @@ def _metadata(
             "draft-model",
             PAPERS[config.architecture],
         ],
-        **_model_index(options, sources),
+        **_model_index(options.name or folder.absolute().name, sources),
     )
 
 
-def _model_index(options: CardOptions, sources: Sources) -> dict[str, Any]:
+def _model_index(name: str, sources: Sources) -> dict[str, Any]:
     results = eval_results(sources)
-    return {"model_name": options.name or "drafter", "eval_results": results} if results else {}
+    return {"model_name": name, "eval_results": results} if results else {}
 
 
 def _body(

@@ -21,7 +21,7 @@ _ALIASES = {"k_proj_target": "k_proj", "v_proj_target": "v_proj"}
 _HALVES = {"self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}
 
 #: DFlare's mix of taps starts with this much more weight (a logit) on the tap that is chosen.
-_CHOSEN_TAP = 3.0
+CHOSEN_TAP = 3.0
 
 
 @torch.no_grad()
@@ -105,7 +105,7 @@ def _choose_tap(drafter: Any, layers: Any, first_layer: int) -> list[str]:
     set_ = []
     if hasattr(drafter, "layer_fusion_weights"):
         drafter.layer_fusion_weights.zero_()
-        drafter.layer_fusion_weights[:, taps.index(tap)] = _CHOSEN_TAP
+        drafter.layer_fusion_weights[:, taps.index(tap)] = CHOSEN_TAP
         set_.append("layer_fusion_weights")
     elif drafter.config.target_hidden_size == drafter.config.hidden_size:
         width = drafter.config.hidden_size

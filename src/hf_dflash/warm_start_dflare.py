@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: A mix of taps with this much more weight (a logit) on one; it can still be learned away from.
-_CHOSEN_TAP = 3.0
+from .warm_start import CHOSEN_TAP
+
 _SIZES = (
     *("hidden_size", "target_hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", "target_layer_ids", "attention_bias"),
@@ -58,7 +58,7 @@ def _fit(drafter: Any, i: int, context_hidden_states: Tensor, states: Tensor) ->
     attention = drafter.layers[i].self_attn
     spread = (states - states.mean(dim=0)).square().sum()
     best: tuple[float, Tensor, Tensor] | None = None
-    for logits in (_CHOSEN_TAP * torch.eye(drafter.layer_fusion_weights.shape[1])).unbind():
+    for logits in (CHOSEN_TAP * torch.eye(drafter.layer_fusion_weights.shape[1])).unbind():
         drafter.layer_fusion_weights[i] = logits
         features = drafter.fuse_context(context_hidden_states.to(attention.k_proj.weight.dtype))[i]
         features = features[0].double()

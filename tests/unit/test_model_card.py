@@ -260,6 +260,13 @@ def test_a_card_written_by_hand_is_not_replaced_unasked(folder: Path) -> None:
     assert ModelCard(card).data.license == "mit"
 
 
+@pytest.mark.parametrize(("name", "told"), [(None, "my-drafter"), ("me/other", "me/other")])
+def test_the_results_are_of_the_name_that_readers_load(
+    folder: Path, name: str | None, told: str
+) -> None:
+    assert ModelCard(carded(folder, name=name)).data.model_name == told
+
+
 def test_a_folder_as_target_is_no_base_model(folder: Path) -> None:
     data = ModelCard(carded(folder, target="/models/target")).data
     assert data.base_model is None
