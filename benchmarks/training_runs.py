@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_smollm2.py"
-COMMON = "--batch-size 4 --anchors 32 --block-size 8 --sampled-tokens 2048 --learning-rate 1e-3"
+COMMON = (
+    "--n-answers 1200 --batch-size 4 --anchors 32 --block-size 8 --sampled-tokens 2048"
+    " --learning-rate 1e-3"
+)
 #: What each variant changes. The first is what all the others are compared with.
 VARIANTS = {
     "dflash": "--from-target",
     "dflare": "--from-target --architecture dflare",
     "random start": "",
-    "600 answers": "--from-target --n-answers 600",  # each is seen twice in 300 steps
-    "150 answers": "--from-target --n-answers 150",  # eight times; of all of them, a quarter once
+    "600 answers": "--from-target --n-answers 600",  # twice each in 300 steps, not once
+    "150 answers": "--from-target --n-answers 150",  # eight times each
     "2 layers": "--from-target --layers 2",
     "5 layers": "--from-target --layers 5",
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from .drafting import DFlashCandidateGenerator, DraftingPolicy, Proposal
+from .few_rows import quick_few_rows
 from .outputs_dflash import CACHE_NAME, DecodingStatistics, StepRecords
 from .target import TargetTaps, forget_past, refuse_recurrent, roll_back, roll_back_to, text_config
 from .verification import Verification, argmax_rows, sample_or_accept, verify_greedy
@@ -80,7 +81,10 @@ class ChainDecoding:
         try:
             with TargetTaps(self.target, self.drafter.config.target_layer_ids) as taps:
                 self._run_prompt(taps)
-                with self.target._optimize_model_for_decode():
+                with (
+                    self.target._optimize_model_for_decode(),
+                    quick_few_rows(self.target, self.drafter),
+                ):
                     while not self.finished:
                         self._run_cycle(taps)
         except BaseException:

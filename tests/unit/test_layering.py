@@ -29,12 +29,13 @@ TRAVELS = {
     "configuration_dflash": {"formats_dflash", "geometry_dflash", "rope_dflash"},
     "checkpoint_dflash": {"formats_dflash"},
     "verification": set(),
+    "few_rows": set(),
     "target": set(),
     "outputs_dflash": set(),
     "attention_masks": set(),
     "context_cache": set(),
     "drafting": {"target", "verification"},
-    "chain_decoding": {"drafting", "outputs_dflash", "target", "verification"},
+    "chain_decoding": {"drafting", "few_rows", "outputs_dflash", "target", "verification"},
     "generation_dflash": {
         "chain_decoding",
         "checkpoint_dflash",
@@ -51,7 +52,7 @@ TRAVELS = {
     },
 }
 #: Steps without state or model, which import torch and nothing else.
-PURE = ("verification", "blocks", "losses", "tree")
+PURE = ("verification", "few_rows", "blocks", "losses", "tree")
 #: Ends of the chain: commands and trainers use the package, not the other way round.
 NOT_IMPORTED = {"cli": set(), "commands": {"cli"}, "trainer": {"training_run"}}
 NOT_WITH_THE_PACKAGE = {"datasets", "accelerate", "matplotlib", "evaluate", "typer", "rich"}

@@ -1,0 +1,99 @@
+"""Few rows on a CPU: the same products, put in place for the length of a call only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from checks import prompt
+from hf_dflash.few_rows import linear, quick_few_rows
+from pairs import random_drafter, tiny_target
+
+
+def by_definition(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None):
+    """Each row by itself, in float64."""
+    rows = [weight.double() @ row.double() for row in inputs.flatten(0, -2)]
+    outputs = torch.stack(rows).unflatten(0, inputs.shape[:-1])
+    return outputs if bias is None else outputs + bias.double()
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 24), (1, 1, 24), (1, 3, 24), (2, 2, 24), (5, 24), (1, 9, 24)]
+)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_outputs_are_those_of_the_definition(shape, has_bias):
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(shape), torch.randn(40, 24)
+    bias = torch.randn(40) if has_bias else None
+    outputs = linear(inputs, weight, bias)
+    assert outputs.is_contiguous()
+    torch.testing.assert_close(
+        outputs.double(), by_definition(inputs, weight, bias), rtol=1e-5, atol=1e-5
+    )
+
+
+def replaced(model: nn.Module) -> list[str]:
+    return [name for name, layer in model.named_modules() if "forward" in vars(layer)]
+
+
+def test_only_plain_float32_layers_are_replaced_and_all_come_back():
+    class Own(nn.Linear):
+        """A layer of another type, as quantisers make them."""
+
+    model = nn.ModuleDict(
+        {
+            "plain": nn.Linear(4, 4),
+            "own": Own(4, 4),
+            "narrow": nn.Linear(4, 4, dtype=torch.bfloat16),
+            "elsewhere": nn.Linear(4, 4, device="meta"),
+            "hooked": nn.Linear(4, 4),
+        }
+    )
+    hook = model["hooked"].forward = lambda inputs: inputs
+
+    def interrupted():
+        with quick_few_rows(model):
+            assert replaced(model) == ["plain", "hooked"]
+            assert model["hooked"].forward is hook
+            raise KeyError("inside")
+
+    with pytest.raises(KeyError, match="inside"):
+        interrupted()
+    assert replaced(model) == ["hooked"]
+
+
+@pytest.mark.parametrize("way", ["forward", "call"])
+def test_a_compiled_model_is_left_as_it_is(way):
+    """Another forward in one of its layers would have it compiled again at every call."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    if way == "forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    else:
+        model.compile(backend="eager")
+    with quick_few_rows(model):
+        assert "forward" not in vars(model[0])
+
+
+def test_forward_hooks_still_see_the_layer():
+    model, seen = nn.Sequential(nn.Linear(4, 4)), []
+    model[0].register_forward_hook(lambda _, __, output: seen.append(output.shape))
+    with quick_few_rows(model):
+        model(torch.randn(1, 3, 4))
+    assert seen == [(1, 3, 4)]
+
+
+def test_decoding_uses_it_for_blocks_and_leaves_nothing_behind():
+    target = tiny_target()
+    drafter = random_drafter(target)
+    seen = {}
+
+    def look(_, __, output):
+        seen.setdefault(output.logits.shape[1], replaced(target))
+
+    hook = target.register_forward_hook(look)
+    target.generate(prompt(9), assistant_model=drafter, num_assistant_tokens=3, max_new_tokens=12)
+    hook.remove()
+    assert seen[1] == []  # the prompt, of which one row of logits is kept
+    assert {"lm_head", "model.layers.3.mlp.down_proj"} <= set(seen[4])
+    assert replaced(target) == replaced(drafter) == []
