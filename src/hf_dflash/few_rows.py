@@ -1,17 +1,20 @@
 """Linear layers over the few rows of a block, in float32 on a CPU.
 
-The library behind `torch.nn.functional.linear` takes a block of 2 to 5 rows much slower than one
-row, though the weights, which are all that has to be read, are the same. With the operands
+On some CPUs the library behind `torch.nn.functional.linear` takes much longer for 2 to 5 rows than
+for one, though reading the weights is most of the work and they are the same. With the operands
 exchanged, W Xᵀ in place of X Wᵀ, it does not: `benchmarks/few_rows.py` compares the two. Plain
-decoding, one row a forward, gains nothing from this; a long prompt loses by it.
+decoding, one row a forward, gains nothing from this. Which way is the quicker one depends on the
+CPU, so it is timed, once in a process.
 
 Letters: S rows, I and O a layer's input and output sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import MethodType
 
 import torch
@@ -41,15 +44,35 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return outputs.unflatten(0, inputs.shape[:-1])
 
 
+@lru_cache
+def other_way_is_quicker(n_threads: int) -> bool:  # noqa: ARG001  # another number, another answer
+    """Whether `linear` beats torch's on this CPU by a tenth, with 4 rows and 64 MiB of weights.
+
+    Takes about a tenth of a second, once for each number of threads.
+    """
+    inputs, weight = torch.ones(4, 1024), torch.ones(16384, 1024)
+
+    def seconds(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+        start = time.perf_counter()
+        multiply(inputs, weight)
+        return time.perf_counter() - start
+
+    rounds = [(seconds(linear), seconds(nn.functional.linear)) for _ in range(4)]
+    ours, torchs = (min(times[1:]) for times in zip(*rounds, strict=True))
+    return ours < 0.9 * torchs
+
+
 @contextmanager
 def quick_few_rows(*models: nn.Module) -> Iterator[None]:
-    """Let the models' linear layers use `linear` while this lasts.
+    """Let the models' linear layers use `linear` while this lasts, where it is the quicker way.
 
     Layers on other devices, of other types, and all whose forward somebody else has replaced
     (hooks of accelerate, `torch.compile`) are left as they are.
     """
     own = [model for model in models if not _is_replaced(model)]
     layers = [layer for model in own for layer in model.modules() if _is_plain(layer)]
+    if layers and not other_way_is_quicker(torch.get_num_threads()):
+        layers = []
     try:
         for layer in layers:
             layer.forward = MethodType(_forward, layer)

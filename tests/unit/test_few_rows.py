@@ -7,8 +7,20 @@ import torch
 from torch import nn
 
 from checks import prompt
-from hf_dflash.few_rows import linear, quick_few_rows
+from hf_dflash import few_rows
+from hf_dflash.few_rows import linear, other_way_is_quicker, quick_few_rows
 from pairs import random_drafter, tiny_target
+
+
+@pytest.fixture
+def is_quicker(monkeypatch):
+    """Tells what this CPU is like."""
+
+    def say(answer):
+        monkeypatch.setattr(few_rows, "other_way_is_quicker", lambda _: answer)
+
+    say(True)
+    return say
 
 
 def by_definition(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None):
@@ -37,6 +49,7 @@ def replaced(model: nn.Module) -> list[str]:
     return [name for name, layer in model.named_modules() if "forward" in vars(layer)]
 
 
+@pytest.mark.usefixtures("is_quicker")
 def test_only_plain_float32_layers_are_replaced_and_all_come_back():
     class Own(nn.Linear):
         """A layer of another type, as quantisers make them."""
@@ -63,6 +76,7 @@ def test_only_plain_float32_layers_are_replaced_and_all_come_back():
     assert replaced(model) == ["hooked"]
 
 
+@pytest.mark.usefixtures("is_quicker")
 @pytest.mark.parametrize("way", ["forward", "call"])
 def test_a_compiled_model_is_left_as_it_is(way):
     """Another forward in one of its layers would have it compiled again at every call."""
@@ -75,6 +89,7 @@ def test_a_compiled_model_is_left_as_it_is(way):
         assert "forward" not in vars(model[0])
 
 
+@pytest.mark.usefixtures("is_quicker")
 def test_forward_hooks_still_see_the_layer():
     model, seen = nn.Sequential(nn.Linear(4, 4)), []
     model[0].register_forward_hook(lambda _, __, output: seen.append(output.shape))
@@ -83,6 +98,7 @@ def test_forward_hooks_still_see_the_layer():
     assert seen == [(1, 3, 4)]
 
 
+@pytest.mark.usefixtures("is_quicker")
 def test_decoding_uses_it_for_blocks_and_leaves_nothing_behind():
     target = tiny_target()
     drafter = random_drafter(target)
@@ -97,3 +113,24 @@ def test_decoding_uses_it_for_blocks_and_leaves_nothing_behind():
     assert seen[1] == []  # the prompt, of which one row of logits is kept
     assert {"lm_head", "model.layers.3.mlp.down_proj"} <= set(seen[4])
     assert replaced(target) == replaced(drafter) == []
+
+
+def test_where_it_is_slower_nothing_is_replaced(is_quicker):
+    is_quicker(False)
+    model = nn.Sequential(nn.Linear(4, 4))
+    with quick_few_rows(model):
+        assert replaced(model) == []
+
+
+@pytest.mark.parametrize(("ours_s", "torchs_s", "expected"), [(1, 2, True), (2, 1, False)])
+def test_the_quicker_way_is_found_by_the_clock(monkeypatch, ours_s, torchs_s, expected):
+    """Ours and torch's by turns, each between two looks at a clock that is told what to say."""
+    now = [0.0]
+    steps = iter([0, ours_s, 0, torchs_s] * 4)
+
+    def clock():
+        now[0] += next(steps)
+        return now[0]
+
+    monkeypatch.setattr(few_rows.time, "perf_counter", clock)
+    assert other_way_is_quicker.__wrapped__(1) is expected
