@@ -38,7 +38,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """
     if inputs[..., 0].numel() not in FEW_ROWS:
         return nn.functional.linear(inputs, weight, bias)
-    outputs = (weight @ inputs.flatten(0, -2).T).T.contiguous()
+    outputs = (weight @ inputs.flatten(0, -2).t()).t().contiguous()
     if bias is not None:
         outputs += bias
     return outputs.unflatten(0, inputs.shape[:-1])
