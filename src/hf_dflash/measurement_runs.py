@@ -15,7 +15,7 @@ Mode = Literal["chain"]
 class TargetInfo:
     """The target that was measured."""
 
-    name: str
+    name: str  # as it was loaded: a repository's, or the last part of a folder's path
     revision: str | None = None  # commit of its repository on the Hub; None for a folder
 
 

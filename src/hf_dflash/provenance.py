@@ -71,10 +71,17 @@ def drafting_policy(generation_config: Any) -> dict[str, int | float]:
 def published_name(name_or_path: str) -> str:
     """A repository's name as it is, a folder's without the way to it, which says nothing to others.
 
+    A folder of the Hub's cache has the name of its repository.
+
     >>> published_name("Qwen/Qwen3-4B"), published_name("/home/me/models/mine/")
     ('Qwen/Qwen3-4B', 'mine')
+    >>> published_name("/home/me/.cache/hub/models--Qwen--Qwen3-4B/snapshots/1cfa9a72")
+    'Qwen/Qwen3-4B'
     """
     path = Path(name_or_path)
+    cached = path.parent.parent.name
+    if path.parent.name == "snapshots" and cached.startswith("models--"):
+        return cached.removeprefix("models--").replace("--", "/", 1)
     return path.absolute().name if path.is_absolute() or path.is_dir() else name_or_path
 
 

@@ -56,6 +56,7 @@ def test_the_drafting_policy_is_told(pair: tuple[Any, Any]) -> None:
 def test_a_folder_on_this_machine_is_not_told(tmp_path: Path) -> None:
     assert published_name(str(tmp_path / "mine")) == "mine"
     assert published_name("org/model") == "org/model"
+    assert published_name("snapshots/mine") == "snapshots/mine"
 
 
 def test_a_folder_that_is_named_from_within_has_its_name(
