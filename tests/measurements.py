@@ -74,6 +74,18 @@ def pair_of_runs(speedup: float = 2.0, **overrides: Any) -> list[Run]:
     return [run(method="plain", seconds=slow, **overrides), run(**overrides)]
 
 
+def two_block_sizes(trained: float = 0.8, small: float = 1.6, **overrides: Any) -> list[Run]:
+    """Plain decoding of one prompt, drafted decoding with the trained block of 8 and with 3."""
+    seconds = (Seconds(0.0, 0.0, 1.2), Seconds(0.0, 0.0, 1.2 / trained))
+    plain, drafted = (
+        run(method=method, seconds=s, **overrides)
+        for method, s in zip(("plain", "dflash"), seconds, strict=True)
+    )
+    cycles = {"n_accepted": [2, 2, 0, 2], "n_drafted": [2, 2, 2, 2]}
+    of_three = run(block_size=3, seconds=Seconds(0.0, 0.0, 1.2 / small), **cycles, **overrides)
+    return [plain, of_three, drafted]
+
+
 def one_token_runs(**overrides: Any) -> list[Run]:
     """A pair of outputs that end with the token of the prompt's forward: nothing is decoded."""
     short: dict[str, Any] = {"token_ids": [5], "seconds": Seconds(0.1, 0.0, 0.0), **overrides}

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .findings import decoding_words, identical_text, length_text, right_text
+from .findings import decoding_words, identical_text, length_text, policy_words, right_text
 from .measurement import Measurement, MethodSummary, Spread, Variant
 
 COLUMNS = (
@@ -70,17 +70,18 @@ def show(measurement: Measurement, console: Console) -> None:
     for dataset, methods in parts:
         for i, method in enumerate(methods):
             table.add_row(
-                *_row(dataset if i == 0 else "", method), end_section=method is methods[-1]
+                *_row(dataset if i == 0 else "", measurement, method),
+                end_section=method is methods[-1],
             )
     console.print(table)
     for method in summary.overall:
         _show_differences(method, console)
 
 
-def _row(dataset: str, method: MethodSummary) -> tuple[str, ...]:
+def _row(dataset: str, measurement: Measurement, method: MethodSummary) -> tuple[str, ...]:
     return (
         dataset,
-        _label(method.variant),
+        ", ".join([_label(method.variant), *policy_words(measurement, method.variant)]),
         f"{method.tokens_per_s.median:.1f}",
         *_ratio(method.speedup),
         _ratio(method.speedup_decode)[0],

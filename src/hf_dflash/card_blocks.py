@@ -14,15 +14,20 @@ from pathlib import Path
 from .card_sections import cell, table
 from .findings import (
     SLICES,
+    datasets_sentence,
     decoding_words,
     identical_text,
     length_text,
     main_summary,
+    method_label,
     place_sentence,
     plural,
-    slow_sentence,
+    right_sentence,
+    right_text,
     speed_sentence,
     speedup_text,
+    spread_sentence,
+    target_words,
     text_sentence,
 )
 from .measurement import Acceptance, Measurement, MethodSummary, read_measurement
@@ -71,19 +76,23 @@ def _measured(path: Path) -> str:
     measurement = read_measurement(path)
     parts = [
         f"**{speed_sentence(measurement)} {text_sentence(measurement)}**",
+        " ".join(filter(None, (spread_sentence(measurement), datasets_sentence(measurement)))),
         place_sentence(measurement),
         _methods_table(measurement),
+        " ".join(filter(None, (_COLUMNS, right_sentence(measurement)))),
     ]
     main = main_summary(measurement)
     if main is not None and main.acceptance is not None and main.acceptance.by_slot:
         parts.append(_slots_sentence(main.acceptance))
     parts += [_slice_table(measurement, name) for name in SLICES if _varies(measurement, name)]
-    parts += [slow_sentence(measurement) or "", _provenance(measurement)]
+    parts.append(_provenance(measurement))
     return "\n\n".join(part.strip() for part in parts if part)
 
 
 def _methods_table(measurement: Measurement) -> str:
-    rows = [[s.variant.label, *_figures(s)] for s in measurement.summary.overall]
+    rows = [
+        [method_label(measurement, s.variant), *_figures(s)] for s in measurement.summary.overall
+    ]
     return _wide_table(["method", *_HEADINGS], rows)
 
 
@@ -105,6 +114,13 @@ _HEADINGS = (
     "acceptance length, macro",
     "micro",
     "identical",
+    "right answers",
+)
+_COLUMNS = (
+    "Speed-up: median over prompts of the ratio to plain decoding of the same prompt. "
+    "Acceptance length: tokens a cycle, the accepted drafts and the target's own. Macro is the "
+    "mean over outputs, as in the papers: each output counts alike. Micro is the mean over all "
+    "cycles: outputs that take many cycles count more."
 )
 
 
@@ -117,6 +133,7 @@ def _figures(summary: MethodSummary) -> list[str]:
         length_text(summary),
         "" if accepted is None else f"{accepted.micro:.2f}",
         identical_text(summary),
+        right_text(summary),
     ]
 
 
@@ -136,7 +153,7 @@ def _provenance(measurement: Measurement) -> str:
         "command": f"`{p.command}`",
         "drafter": f"sha256 of the weights `{p.drafter.sha256}`"
         + "".join(f", {name} {value}" for name, value in p.drafter.policy.items()),
-        "target": p.target.name + (f" at `{p.target.revision}`" if p.target.revision else ""),
+        "target": target_words(p.target),
         "device": f"{p.device}, {plural(p.threads, 'thread')}, "
         f"{plural(p.n_processes, 'process', 'processes')}",
         "dtype, decoding": f"{p.dtype}, {decoding_words(measurement.settings.temperature)}, "
@@ -144,11 +161,7 @@ def _provenance(measurement: Measurement) -> str:
         "versions": versions + (f", commit `{p.commit}`" if p.commit else ""),
         "date": p.date,
     }
-    return (
-        "Speed-up: median over prompts of the ratio to plain decoding of the same prompt; "
-        "acceptance length: accepted drafts and the bonus token per cycle, mean over outputs "
-        "(macro, as in the papers) and over cycles (micro).\n\n" + table({"": ""}, rows)
-    )
+    return table({"": ""}, rows)
 
 
 # ---- how it was trained ----

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .measurement import Identity, Measurement, MethodSummary, Spread
+from .measurement import Identity, Measurement, MethodSummary, Spread, TargetInfo, Variant
 
 #: Ways to part a measurement, and what readers call them.
 SLICES = {"dataset": "data set", "language": "language", "thinking": "thinking", "turn": "turn"}
@@ -23,16 +23,66 @@ def main_summary(measurement: Measurement) -> MethodSummary | None:
     return next(iter(full or own), None)
 
 
-def datasets_summary(measurement: Measurement) -> dict[str, MethodSummary]:
-    """The figures of `main_summary`'s method for each data set that it was measured on."""
+def told_summaries(measurement: Measurement) -> list[MethodSummary]:
+    """What sentences tell of: `main_summary`, and the fastest number of drafts if it is another.
+
+    The fastest has the greatest median speed-up.
+    """
     main = main_summary(measurement)
-    by_dataset = measurement.summary.slices["dataset"]
+    if main is None:
+        return []
+    own = [s for s in measurement.summary.overall if s.method == "dflash"]
+    ranked = [(s.speedup.median, s) for s in own if s.speedup is not None]
+    _, fastest = max(ranked, key=lambda pair: pair[0], default=(0.0, main))
+    counts = [n_drafts(measurement, s.variant) for s in (main, fastest)]
+    return [main] if counts[0] == counts[1] else [main, fastest]
+
+
+def datasets_summary(
+    measurement: Measurement, variant: Variant | None = None
+) -> dict[str, MethodSummary]:
+    """Figures for each data set: of ``variant``, or of the one of `main_summary`."""
+    main = main_summary(measurement)
+    wanted = variant or (None if main is None else main.variant)
     return {
         name: summary
-        for name, summaries in by_dataset.items()
+        for name, summaries in measurement.summary.slices["dataset"].items()
         for summary in summaries
-        if main is not None and summary.variant == main.variant
+        if summary.variant == wanted
     }
+
+
+def n_drafts(measurement: Measurement, variant: Variant) -> int:
+    """Most drafts that the drafter makes in a cycle: ``num_assistant_tokens`` of decoding."""
+    drafter = measurement.provenance.drafter
+    whole = (variant.block_size or drafter.block_size) - 1
+    limit = drafter.policy.get("num_assistant_tokens")
+    # Other block sizes are measured whole.
+    return whole if limit is None or variant.block_size != drafter.block_size else int(limit)
+
+
+def method_label(measurement: Measurement, variant: Variant) -> str:
+    """A method as tables and pictures name it, with what the drafter's policy changes of it."""
+    return ", ".join([variant.label, *policy_words(measurement, variant)])
+
+
+def policy_words(measurement: Measurement, variant: Variant) -> list[str]:
+    """The drafter's own policy, where it is not the default and applies to a method."""
+    if variant.method != "dflash":
+        return []
+    policy = measurement.provenance.drafter.policy
+    n = n_drafts(measurement, variant)
+    limited = variant.block_size is not None and n != variant.block_size - 1
+    told = [plural(n, "draft")] if limited else []
+    for name, word in _POLICY_WORDS.items():
+        told += [f"{word} {policy[name]:g}"] if name in policy else []
+    return told
+
+
+_POLICY_WORDS = {
+    "assistant_confidence_threshold": "confidence",
+    "temperature": "draft temperature",
+}
 
 
 def times(ratio: float) -> str:
@@ -73,7 +123,7 @@ def right_text(summary: MethodSummary) -> str:
 
 
 def speed_sentence(measurement: Measurement) -> str:
-    """How much faster than plain decoding, over all prompts, and how far prompts differ."""
+    """How much faster than plain decoding: with the trained block, and with the best of drafts."""
     main = main_summary(measurement)
     if main is None:
         return "The drafter was not measured."
@@ -83,20 +133,129 @@ def speed_sentence(measurement: Measurement) -> str:
             f"With the drafter, {target} writes {main.tokens_per_s.median:.1f} tokens per second; "
             "plain decoding was not measured beside it."
         )
-    slower = ", which is slower" if main.speedup.median < 1 else ""
+    slower = ", which is slower," if _is_slower(main) else ""
     return (
-        f"With the drafter, {target} writes {main.speedup.median:.2f} times as fast as without it"
-        f"{slower} ({_range(main.speedup)})."
+        f"With the drafter, {target} writes {_median(main)} times as fast as without it"
+        f"{slower} {_at(measurement, main)}{_fastest(measurement)}."
     )
+
+
+def _at(measurement: Measurement, main: MethodSummary) -> str:
+    """With how many drafts, and what comes of them."""
+    n, size = n_drafts(measurement, main.variant), measurement.provenance.drafter.block_size
+    drafts = plural(n, "draft")
+    drafts = f"the {drafts} of its trained block" if n == size - 1 else f"{drafts} a cycle"
+    figures = [] if main.acceptance is None else [f"{length_text(main)} tokens a cycle"]
+    return f"with {drafts} ({'; '.join([*figures, _over_all(main)])})"
+
+
+def _fastest(measurement: Measurement) -> str:
+    """With how many drafts it is fastest, if several numbers were measured."""
+    others = told_summaries(measurement)[1:]
+    if not others:
+        several = sum(s.method == "dflash" for s in measurement.summary.overall) > 1
+        return "; no other number of drafts that was measured is faster" if several else ""
+    [fastest] = others
+    n = n_drafts(measurement, fastest.variant)
+    # More drafts than the block has places for need another config.
+    is_option = n < measurement.provenance.drafter.block_size
+    setting = f"num_assistant_tokens={n}" if is_option else f"block_size={n + 1} in its config"
+    use = f", slower too ({setting})" if _is_slower(fastest) else f": use {setting}"
+    return (
+        f"; with {plural(n, 'draft')} a cycle, the fastest measured, "
+        f"{_median(fastest)} times as fast ({_over_all(fastest)}){use}"
+    )
+
+
+def _median(summary: MethodSummary) -> str:
+    return "" if summary.speedup is None else f"{summary.speedup.median:.2f}"
+
+
+def _over_all(summary: MethodSummary) -> str:
+    return "" if summary.speedup_total is None else f"over all seconds {summary.speedup_total:.2f}"
+
+
+def _is_slower(summary: MethodSummary) -> bool:
+    return summary.speedup is not None and summary.speedup.median < 1
+
+
+def spread_sentence(measurement: Measurement) -> str | None:
+    """How far prompts differ in their speed-up; None without plain decoding."""
+    told = told_summaries(measurement)
+    sentences = [
+        f"{_with_drafts(measurement, summary, told)}{_range(summary.speedup)}."
+        for summary in told
+        if summary.speedup is not None
+    ]
+    return _as_text(sentences)
 
 
 def _range(speedup: Spread) -> str:
     if speedup.n == 1:
         return "one prompt"
     return (
-        f"median of {speedup.n} prompts; the middle half of them between {speedup.low:.2f} and "
+        f"median of {speedup.n} prompts, the middle half of them between {speedup.low:.2f} and "
         f"{speedup.high:.2f}"
     )
+
+
+def datasets_sentence(measurement: Measurement) -> str | None:
+    """On which data sets it is faster than plain decoding and on which not; None if not known."""
+    told = told_summaries(measurement)
+    sentences = [
+        f"{_with_drafts(measurement, summary, told)}{words}."
+        for summary in told
+        if (words := _faster_and_slower(datasets_summary(measurement, summary.variant)))
+    ]
+    return _as_text(sentences)
+
+
+def _with_drafts(
+    measurement: Measurement, summary: MethodSummary, told: Sequence[MethodSummary]
+) -> str:
+    """Which of several a sentence is about."""
+    n = n_drafts(measurement, summary.variant)
+    return f"with {plural(n, 'draft')}, " if len(told) > 1 else ""
+
+
+def _as_text(sentences: Sequence[str]) -> str | None:
+    return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences) or None
+
+
+def _faster_and_slower(by_dataset: dict[str, MethodSummary]) -> str:
+    """Data sets by what their table says: a speed-up of 1.00x is neither."""
+    groups: dict[str, list[str]] = {"faster than": [], "as fast as": [], "slower than": []}
+    for name, summary in by_dataset.items():
+        if summary.speedup is not None:
+            ratio = round(summary.speedup.median, 2)
+            kind = "faster than" if ratio > 1 else "slower than" if ratio < 1 else "as fast as"
+            groups[kind].append(f"{name} ({times(ratio)})")
+    found = [(kind, names) for kind, names in groups.items() if names]
+    return "; ".join(
+        f"{kind}{' plain decoding' if i == 0 else ' it'} on: {join_words(names)}"
+        for i, (kind, names) in enumerate(found)
+    )
+
+
+def target_words(target: TargetInfo) -> str:
+    """The target as it was loaded: a repository, at which commit, or a folder's copy.
+
+    >>> target_words(TargetInfo("my-copy"))
+    'my-copy (a local copy, which may differ from the model as published)'
+    """
+    if target.revision is not None:
+        return f"{target.name} at {target.revision}"
+    is_copy = "/" not in target.name  # a folder is told by its name alone
+    note = "a local copy, which may differ from the model as published"
+    return f"{target.name} ({note if is_copy else 'commit not known'})"
+
+
+def right_sentence(measurement: Measurement) -> str | None:
+    """What judged the answers; None if none was."""
+    if all(summary.quality is None for summary in measurement.summary.overall):
+        return None
+    by = join_words(measurement.settings.metrics) or "the data set's own metric"
+    return f"Right answers, of those that have one to compare with, are judged by {by}."
 
 
 def place_sentence(measurement: Measurement) -> str:
@@ -108,7 +267,8 @@ def place_sentence(measurement: Measurement) -> str:
     )
     repeats = f", {settings.repeats} times each" if settings.repeats > 1 else ""
     return (
-        f"Measured on {provenance.device}{threads}, in {provenance.dtype}, one prompt at a time, "
+        f"Measured on {provenance.device}{threads}, in {provenance.dtype}, with the target "
+        f"{target_words(provenance.target)}, one prompt at a time, "
         f"{decoding_words(settings.temperature)}, up to {settings.max_new_tokens} new tokens; "
         f"prompts: {names}{repeats}; {provenance.date[:10]}."
     )
@@ -176,16 +336,6 @@ def is_lossless(measurement: Measurement) -> bool | None:
     if main is None or main.identity is None:
         return None
     return main.identity.n_identical == main.identity.n_compared
-
-
-def slow_sentence(measurement: Measurement) -> str | None:
-    """The data sets on which the drafter costs more than it saves; None if there is none."""
-    slow = [
-        f"{name} ({times(summary.speedup.median)})"
-        for name, summary in datasets_summary(measurement).items()
-        if summary.speedup is not None and summary.speedup.median < 1
-    ]
-    return f"Slower than plain decoding on: {join_words(slow)}." if slow else None
 
 
 def short_name(name: str) -> str:

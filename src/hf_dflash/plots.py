@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .findings import datasets_summary, main_summary, times
+from .findings import datasets_summary, main_summary, method_label, times
 from .measurement import Acceptance, Measurement, MethodSummary, TimeShares
 
 WIDTH_IN = 5.0
@@ -38,6 +39,8 @@ PARTS = {
     "rest": ("all else", "#a8479a"),
     "decode": ("decoding, not split", "#b9a44c"),
 }
+#: Lines that can be told apart, also without colours.
+_LINES = (("#c77700", "#3f9fb5", "#a8479a", "#7d858e"), ("--", ":", "-."))
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 11,
@@ -136,7 +139,9 @@ def speedup_bars(measurement: Measurement) -> Picture | None:
     for summaries in groups.values():
         ticks.append(place + (len(summaries) - 1) / 2)
         for summary in summaries:
-            _speedup_bar(axes, place, summary, _once(summary.variant.label, seen))
+            _speedup_bar(
+                axes, place, summary, _once(method_label(measurement, summary.variant), seen)
+            )
             place += 1
         place += 0.8
     axes.set_yticks(ticks, list(groups))
@@ -199,7 +204,9 @@ def acceptance_histogram(measurement: Measurement) -> Picture | None:
         "histogram",
         "Accepted drafts",
         f"Share of {accepted.n_cycles:,} cycles that accepted so many drafts. Each cycle adds one "
-        f"token of the target's own: {accepted.micro:.2f} tokens a cycle on average.",
+        f"token of the target's own: {accepted.micro:.2f} tokens a cycle, the mean over all cycles "
+        "(micro): outputs that take many cycles count more in it than in the mean over outputs "
+        f"(macro, {accepted.macro:.2f}).",
         axes.figure,  # type: ignore[arg-type]
     )
 
@@ -209,11 +216,13 @@ def slot_curve(measurement: Measurement) -> Picture | None:
     accepted = _main_acceptance(measurement)
     if accepted is None or len(accepted.by_slot) < 2:
         return None
-    axes = _axes(height_in=3.0)
-    for name, of_one in _acceptance_by_dataset(measurement).items():
-        axes.plot(range(1, len(of_one.by_slot) + 1), of_one.by_slot, linewidth=1.2, color=GRID)
-        first = (1, of_one.by_slot[0])
-        axes.annotate(name, first, (4, 3), textcoords="offset points", fontsize=10, color=INK)
+    by_dataset = _acceptance_by_dataset(measurement)
+    axes = _axes(height_in=3.0 + 0.15 * len(by_dataset))
+    # Curves may run through one another, so a legend tells them apart, and no label beside them.
+    styles = zip(*map(cycle, _LINES), strict=False)
+    for (name, of_one), (colour, dashes) in zip(by_dataset.items(), styles, strict=False):
+        places = range(1, len(of_one.by_slot) + 1)
+        axes.plot(places, of_one.by_slot, dashes, color=colour, label=name, linewidth=1.4)
     axes.plot(
         range(1, len(accepted.by_slot) + 1),
         accepted.by_slot,
@@ -221,16 +230,18 @@ def slot_curve(measurement: Measurement) -> Picture | None:
         markersize=4,
         color=COLOURS["dflash"],
         linewidth=2,
+        label="all prompts",
     )
     axes.set_xlabel("place in the block")
     axes.set_xticks(range(1, len(accepted.by_slot) + 1, 1 if len(accepted.by_slot) <= 8 else 2))
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, None)
     _percent(axes)
+    if by_dataset:
+        _legend_below(axes, n_columns=2)
     return Picture(
         "slots",
         "Acceptance by place in the block",
-        "Share of cycles in which the draft at this place, and all before it, were accepted. "
-        "Thick: all prompts; thin: each data set.",
+        "Share of cycles in which the draft at this place, and all before it, were accepted.",
         axes.figure,  # type: ignore[arg-type]
     )
 
@@ -253,7 +264,7 @@ def position_curve(measurement: Measurement) -> Picture | None:
         "positions",
         "Acceptance along the output",
         "Tokens a cycle (accepted drafts and the bonus token), by where in the output the cycle "
-        "began. Thin line: the mean.",
+        "began. Thin line: the mean over all cycles (micro).",
         axes.figure,  # type: ignore[arg-type]
     )
 
@@ -300,7 +311,9 @@ def time_breakdown(measurement: Measurement) -> Picture | None:
             label, colour = PARTS[part]
             axes.barh(place, share, left=left, color=colour, label=_once(label, labelled))
             left += share
-    axes.set_yticks(range(len(summaries)), [s.variant.label for s in summaries])
+    axes.set_yticks(
+        range(len(summaries)), [method_label(measurement, s.variant) for s in summaries]
+    )
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")

@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any
 from .findings import (
     ARCHITECTURES,
     SLICES,
+    datasets_sentence,
     decoding_words,
     identical_text,
     is_lossless,
     length_text,
     main_summary,
+    method_label,
+    n_drafts,
     place_sentence,
     plural,
+    right_sentence,
     right_text,
     short_name,
-    slow_sentence,
     speed_sentence,
     speedup_text,
+    spread_sentence,
+    target_words,
     text_sentence,
     times,
+    told_summaries,
 )
 from .measurement import Difference, Measurement, MethodSummary, Variant, write_whole
 from .report_style import CSS, SCRIPT
@@ -97,14 +103,15 @@ def _section(title: str, content: str) -> str:
 def _head(measurement: Measurement, title: str) -> str:
     lossless = is_lossless(measurement)
     mark = {True: "good", False: "bad", None: "soft"}[lossless]
-    slow = slow_sentence(measurement)
+    spread, by_dataset = spread_sentence(measurement), datasets_sentence(measurement)
     return (
         f"<header>\n<h1>{escape(title)}</h1>\n"
         f'<p class="lead">{escape(speed_sentence(measurement))}</p>\n'
-        f'<p class="{mark}"><b>{escape(text_sentence(measurement))}</b></p>\n'
+        + (f"<p>{escape(spread)}</p>\n" if spread else "")
+        + (f"<p>{escape(by_dataset)}</p>\n" if by_dataset else "")
+        + f'<p class="{mark}"><b>{escape(text_sentence(measurement))}</b></p>\n'
         f'<p class="soft">{escape(place_sentence(measurement))}</p>\n'
-        + (f"<p>{escape(slow)}</p>\n" if slow else "")
-        + f'<div class="tiles">{"".join(_tiles(measurement))}</div>\n</header>'
+        f'<div class="tiles">{"".join(_tiles(measurement))}</div>\n</header>'
     )
 
 
@@ -114,15 +121,20 @@ def _tiles(measurement: Measurement) -> list[str]:
         return []
     plain = next((s for s in measurement.summary.overall if s.method == "plain"), None)
     tiles = []
-    if main.speedup is not None:
-        tiles.append((times(main.speedup.median), "as fast as plain decoding"))
+    for summary in told_summaries(measurement):
+        if summary.speedup is not None:
+            drafts = plural(n_drafts(measurement, summary.variant), "draft")
+            rank = "" if summary == main else ", the fastest measured"
+            meaning = f"the speed of plain decoding, with {drafts} a cycle{rank}"
+            tiles.append((times(summary.speedup.median), meaning))
     before = "" if plain is None else f"{plain.tokens_per_s.median:.1f} → "
     tiles.append(
         (f"{before}{main.tokens_per_s.median:.1f}", "tokens a second, one prompt at a time")
     )
     if main.acceptance is not None:
         most = main.block_size or len(main.acceptance.by_slot) + 1
-        tiles.append((length_text(main), f"tokens a cycle, of {most} at most"))
+        meaning = f"tokens a cycle, of {most} at most: the mean over outputs (macro)"
+        tiles.append((length_text(main), meaning))
     if main.identity is not None:
         tiles.append((identical_text(main), "outputs token for token as without the drafter"))
     return [
@@ -147,14 +159,21 @@ def _told_methods(measurement: Measurement) -> list[str]:
 def _methods(measurement: Measurement) -> str:
     main = main_summary(measurement)
     rows = [
-        (s.variant.label, _cells(s), main is not None and s.variant == main.variant)
+        (
+            method_label(measurement, s.variant),
+            _cells(s),
+            main is not None and s.variant == main.variant,
+        )
         for s in measurement.summary.overall
     ]
+    judged = right_sentence(measurement)
+    right = "" if judged is None else f" {escape(judged)}"
     note = (
         '<p class="soft">Tokens a second and speed-up count the whole call, the prompt included; '
         "the speed-up is the median over prompts of the ratio to plain decoding of the same "
-        "prompt. Tokens a cycle: accepted drafts and the target's own token, mean over outputs."
-        f"{''.join(_told_methods(measurement))}</p>"
+        "prompt. Tokens a cycle: accepted drafts and the target's own token, mean over outputs "
+        "(macro, the papers' acceptance length), so each output counts alike."
+        f"{''.join(_told_methods(measurement))}{right}</p>"
     )
     return _table("method", rows) + note
 
@@ -174,7 +193,9 @@ def _slices(measurement: Measurement) -> list[str]:
             for summary in summaries
             if summary.variant == main.variant
         ]
-        sections.append(_section(f"{main.variant.label}, by {title}", _table(title, rows)))
+        sections.append(
+            _section(f"{method_label(measurement, main.variant)}, by {title}", _table(title, rows))
+        )
     return sections
 
 
@@ -301,13 +322,17 @@ def _token_at(
 
 def _facts(measurement: Measurement) -> str:
     p, settings = measurement.provenance, measurement.settings
-    options = ", ".join(f"{name} {value}" for name, value in settings.template_options.items())
+    options, policy = (
+        ", ".join(f"{name} {value}" for name, value in told.items())
+        for told in (settings.template_options, p.drafter.policy)
+    )
     facts = {
         "command": p.command,
-        "target": p.target.name + (f" at {p.target.revision}" if p.target.revision else ""),
+        "target": target_words(p.target),
         "drafter": f"{p.drafter.name}: {p.drafter.architecture}, block {p.drafter.block_size}, "
         f"{plural(p.drafter.n_draft_layers, 'layer')}, {p.drafter.n_parameters:,} parameters",
         "weights (sha256)": p.drafter.sha256,
+        "drafting policy": policy or "the default: whole blocks",
         "device": f"{p.device}; {plural(p.threads, 'thread')}, "
         f"{plural(p.n_processes, 'process', 'processes')}",
         "dtype": p.dtype,

@@ -32,7 +32,8 @@ code, pre { font: 0.86em/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace
 }
 .soft { color: var(--soft); }
 .good { color: var(--good); } .bad { color: var(--bad); }
-.tiles { display: grid; grid-template-columns: repeat(4, 1fr); gap: 12px; margin: 22px 0 8px; }
+.tiles { display: grid; gap: 12px; margin: 22px 0 8px;
+  grid-template-columns: repeat(auto-fit, minmax(190px, 1fr)); }
 .tile { background: var(--panel); border-radius: 10px; padding: 14px 16px; }
 .tile b { display: block; font-size: 1.7rem; line-height: 1.2; }
 .tile span { color: var(--soft); font-size: 0.9rem; line-height: 1.35; display: block; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import shutil
@@ -20,9 +21,10 @@ from typer.testing import CliRunner
 from bench_examples import example_measurement
 from hf_dflash import cli
 from hf_dflash.measurement import Settings, write_measurement
+from hf_dflash.plots import slot_curve
 from hf_dflash.report import picture_files, report_html, write_report
 from hf_dflash.report_tokens import MOST_SHOWN, shown_runs, tokens_of
-from measurements import measurement, one_token_runs, pair_of_runs, run
+from measurements import measurement, one_token_runs, pair_of_runs, run, two_block_sizes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 VOID = {"meta", "link", "br", "path", "use", "rect"}
@@ -87,11 +89,41 @@ def words_of(page: Page) -> str:
 def test_the_top_says_how_much_faster_on_what_and_whether_the_text_is_the_same(page: Page) -> None:
     top = words_of(page).split("Every method")[0]
     assert re.search(r"SmolLM2-135M-Instruct writes 2\.\d\d times as fast as without it", top)
-    assert "median of 12 prompts; the middle half of them between" in top
+    assert "with the 15 drafts of its trained block (" in top
+    assert "Median of 12 prompts, the middle half of them between" in top
     assert "The text is unchanged: all 12 outputs are token for token" in top
     assert "Intel(R) Xeon(R) Processor @ 2.60GHz (AVX512), 2 threads, in float32" in top
     assert "greedy, up to 90 new tokens; prompts: tables (4), arithmetic (4) and chat (4)" in top
-    assert "Slower than plain decoding on: chat (0." in top
+    assert re.search(r"Faster than plain decoding on: .* tables \(.*; slower than it on: chat", top)
+    assert "with the target HuggingFaceTB/SmolLM2-135M-Instruct at 12fd25f77366fa6b" in top
+    assert "the mean over outputs (macro)" in top
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_top_has_the_fastest_number_of_drafts_too() -> None:
+    top = words_of(Page(report_html(measurement(two_block_sizes())))).split("Every method")[0]
+    assert "1.60 times as fast (over all seconds 1.60): use num_assistant_tokens=2." in top
+    assert "1.60xthe speed of plain decoding, with 2 drafts a cycle, the fastest measured" in top
+
+
+def test_both_means_of_the_acceptance_length_are_explained(page: Page) -> None:
+    text = words_of(page)
+    assert "mean over outputs (macro, the papers' acceptance length), so each output" in text
+    assert "the mean over all cycles (micro): outputs that take many cycles count more" in text
+
+
+def test_names_of_data_sets_do_not_lie_upon_one_another() -> None:
+    runs = [r for name in ("gsm8k", "humaneval", "mt-bench") for r in pair_of_runs(dataset=name)]
+    figure = slot_curve(measurement(runs)).figure
+    figure.draw_without_rendering()
+    [axes], [legend] = figure.axes, figure.legends
+    assert [text.get_text() for text in axes.texts] == []
+    names = legend.get_texts()
+    assert [name.get_text() for name in names] == ["gsm8k", "humaneval", "mt-bench", "all prompts"]
+    boxes = [text.get_window_extent() for text in (*names, axes.xaxis.label)]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    styles = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
+    assert len(set(styles)) == 4
 
 
 def test_the_baselines_that_were_measured_are_explained(page: Page) -> None:
@@ -126,7 +158,7 @@ def test_a_gap_that_is_no_near_tie_is_not_called_one() -> None:
 @pytest.mark.parametrize(
     ("runs", "temperature", "said"),
     [
-        (pair_of_runs(0.8), 0.0, "writes 0.80 times as fast as without it, which is slower (one"),
+        (pair_of_runs(0.8), 0.0, "writes 0.80 times as fast as without it, which is slower, with"),
         ([run()], 0.0, "writes 10.0 tokens per second; plain decoding was not measured"),
         (pair_of_runs()[:1], 0.0, "The drafter was not measured."),
         ([run(identical=None)], 0.7, "Sampled texts differ from run to run"),
