@@ -40,6 +40,9 @@ USED_NAMES = (
     re.compile(r'DFlashDraftModel\.from_pretrained\("([^"\n]*)"'),
     re.compile(r'AutoModelForCausalLM\.from_pretrained\("([^"\n]*)"'),
 )
+#: Stands for the drafter's place where that is not known; a push puts the repository in.
+PLACE_OF_CARD = "<drafter>"
+_PLACE_NOTE = f"`{PLACE_OF_CARD}` stands for the folder or repository that this card lies in.\n"
 #: By it a card that tells of the code in its repository is known.
 REMOTE_CODE_CALL = "dtype=target.dtype, trust_remote_code=True"
 _REMOTE_CODE = """\
@@ -116,7 +119,10 @@ def usage_section(config: DFlashConfig, drafter: str, target: str, *, has_code: 
         has_code: Whether the repository will have this package's code for ``trust_remote_code``.
     """
     names = {"drafter": drafter, "target": target}
-    parts = ["## Use\n", "### hf-dflash\n", _PACKAGE.format(**names)]
+    parts = ["## Use\n"]
+    if drafter == PLACE_OF_CARD:
+        parts.append(_PLACE_NOTE)
+    parts += ["### hf-dflash\n", _PACKAGE.format(**names)]
     if has_code:
         parts += [
             "### transformers alone\n",
@@ -144,6 +150,15 @@ def _serving(config: DFlashConfig, drafter: str, target: str) -> str:
         "Both commands follow the engines' documentation (vLLM 0.33, SGLang 0.5.23); they were not "
         "run for this card.\n"
     )
+
+
+def with_place(card: str, place: str) -> str:
+    """A card whose readers load the drafter from ``place``, if it left that open."""
+    note = f"{_PLACE_NOTE}\n"
+    if note not in card:
+        return card
+    named = re.sub(r"^# .*$", f"# {short_name(place)}", card, count=1, flags=re.MULTILINE)
+    return named.replace(note, "").replace(PLACE_OF_CARD, place)
 
 
 def details_section(config: DFlashConfig, weights: Weights) -> str:

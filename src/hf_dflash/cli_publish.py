@@ -32,13 +32,15 @@ def card(
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="REPO_ID", help="Where readers load it from; the folder's name by default."
+            metavar="REPO_ID",
+            help="What readers load it by; by default as before, or what `push` will send it to.",
         ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
-            metavar="REPO_ID", help="The target's repository; by default as it was measured."
+            metavar="REPO_ID",
+            help="The target's repository; by default as it was measured, or as before.",
         ),
     ] = None,
     licence: Annotated[
@@ -48,11 +50,12 @@ def card(
     notes: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.md", help="Text of your own to be put in, without figures of speed."
+            metavar="FILE.md",
+            help="Text of your own to be put in, without figures of speed; by default as before.",
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a card that was written by hand.")
+        bool, typer.Option("--overwrite", help="Replace a card that is not of this generator.")
     ] = False,
     code: Annotated[
         bool,

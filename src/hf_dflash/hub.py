@@ -16,6 +16,7 @@ from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from . import modeling_dflash
+from .card_sections import with_place
 from .checkpoint_dflash import SAFE_NAMES, weight_files
 from .configuration_dflash import AUTO_MAP, DFlashConfig
 from .model_card import (
@@ -224,7 +225,10 @@ def push_folder(
         commit = api.create_commit(
             repo.repo_id,
             [
-                *(CommitOperationAdd(file.name, _as_sent(file)) for file in contents.files),
+                *(
+                    CommitOperationAdd(file.name, _as_sent(file, repo.repo_id))
+                    for file in contents.files
+                ),
                 *(CommitOperationDelete(name) for name in _outdated(there, contents)),
             ],
             commit_message=commit_message or "Upload drafter",
@@ -265,8 +269,13 @@ def _repository(api: HfApi, push: _Push, private: bool | None) -> RepoUrl:
     return repo
 
 
-def _as_sent(file: PublishedFile) -> str | bytes:
-    return file.source if isinstance(file.source, bytes) else str(file.source)
+def _as_sent(file: PublishedFile, repo_id: str) -> str | bytes:
+    """A file's path or content; a card that left open where to load from gets the repository."""
+    if isinstance(file.source, bytes):
+        return file.source
+    if file.name == CARD_NAME:
+        return with_place(file.source.read_bytes().decode(), repo_id).encode()
+    return str(file.source)
 
 
 def _outdated(there: Iterable[str], contents: FolderContents) -> list[str]:

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from .card_blocks import block_text, blocks_of, write_block
 from .card_figures import figure_without_source, number_out_of_place
+from .card_results import eval_results, plain_result
 from .card_sections import (
     PAPERS,
+    PLACE_OF_CARD,
     REMOTE_CODE_CALL,
     USED_NAMES,
     details_section,
@@ -31,17 +33,18 @@ from .card_sections import (
     weights_of,
 )
 from .configuration_dflash import AUTO_MAP, DFlashConfig
-from .findings import datasets_summary, decoding_words, short_name
-from .measurement import Measurement, MethodSummary, read_measurement, write_whole
+from .findings import ARCHITECTURES, short_name
+from .measurement import Measurement, read_measurement, write_whole
 from .provenance import drafting_policy, sha256_of_weights
 from .training_log import TRAINING_LOG_NAME, read_training_log
 
 CARD_NAME = "README.md"
 EVALUATION_FOLDER = "evaluation"
-_GENERATED = "<!-- written by hf-dflash card; figures stand between marks and are checked -->"
-
+_ANY_GENERATED = "<!-- written by hf-dflash card"  # whatever the version
+_GENERATED = f"{_ANY_GENERATED}; figures stand between marks and are checked -->"
 
 _UNKNOWN_TARGET = "<target>"
+_NOTES = "## Notes\n\n"
 #: All that is in them is made from files of the folder.
 GENERATED_SECTIONS = ("Measured", "Use", "Training", "Limits", "Details")
 
@@ -51,12 +54,14 @@ class CardOptions:
     """What a card says that no file of the folder tells.
 
     Attributes:
-        name: Repository that the drafter is loaded from; the folder's name by default.
+        name: What the drafter is loaded by, a repository or a path; by default as the card that
+            is there has it, else a placeholder that `push_folder` fills in.
         target: Repository of the target; by default the one that the measurements, the training
             log or the card that is there name.
         licence: As the Hub writes it, "apache-2.0"; by default that of the card that is there.
-        notes: Markdown of your own, such as where the data are from. Without figures of speed.
-        overwrite: Replace a card that was written by hand.
+        notes: Markdown of your own, such as where the data are from, without figures of speed; by
+            default the notes of the card that is there.
+        overwrite: Replace a card without this generator's mark.
         code: Tell how to load it with ``trust_remote_code``; a push adds the code for it.
     """
 
@@ -96,8 +101,8 @@ def write_card(
         Path of the card.
 
     Raises:
-        ValueError: A measurement is of another drafter, a card was written by hand, or the notes
-            hold a figure.
+        ValueError: A measurement is of another drafter, the card that is there has no mark of
+            this generator, or the notes hold a figure.
         OSError: A file cannot be read or written.
     """
     options = options or CardOptions()
@@ -117,6 +122,9 @@ def write_card(
         _copy(training_log, folder / TRAINING_LOG_NAME)
     sources = sources_of(folder)
     target = options.target or _known_target(folder, sources, old)
+    options = replace(
+        options, name=options.name or _known_name(old), notes=options.notes or _known_notes(old)
+    )
     data = _metadata(folder, config, sources, old, options, target)
     body = _body(folder, config, sources, options, target)
     write_whole(card_path, f"---\n{data.to_yaml()}\n---\n\n{_GENERATED}\n\n{body}")
@@ -152,7 +160,10 @@ def check_card(folder: Path) -> None:
             f"{folder} has no {CARD_NAME}. Write one: `hf-dflash card {folder}`."
         )
     card = ModelCard.load(path)
-    again = f"Write the card again: `hf-dflash card {folder}`."
+    again = (
+        "It was edited, or another version of hf-dflash wrote it. Write the card again: "
+        f"`hf-dflash card {folder}`."
+    )
     for block in blocks_of(card.content):
         if not (folder / block.source).is_file():
             raise ValueError(f"{path} has figures of {block.source}, which is not there. {again}")
@@ -161,8 +172,8 @@ def check_card(folder: Path) -> None:
     sources = sources_of(folder)
     for source, measurement in sources.measurements.items():
         _check_same_drafter(measurement, folder / source, folder)
-    results = [_plain(result) for result in card.data.eval_results or []]
-    expected = [_plain(result) for result in eval_results(sources)]
+    results = [plain_result(result) for result in card.data.eval_results or []]
+    expected = [plain_result(result) for result in eval_results(sources.measurements)]
     unknown = [result for result in results if result not in expected]
     if unknown:
         raise ValueError(
@@ -184,7 +195,8 @@ def _check_text(folder: Path, card: str) -> None:
             f"{folder / CARD_NAME} has a figure without a source in line {line[0]}: {line[1]!r}. "
             "Measure with `hf-dflash bench`, write the card from its file (`hf-dflash card "
             "--bench`), and keep figures out of your own text. Numbers that are no measurement "
-            "may stand under Notes (`--notes`)."
+            "may stand under Notes (`--notes`). A line that you did not write is of another "
+            f"version of hf-dflash: write the card again, `hf-dflash card {folder}`."
         )
 
 
@@ -200,52 +212,6 @@ def _generated_lines(folder: Path, card: str) -> set[str]:
         for code in (True, False)
     ]
     return {line.strip() for body in bodies for line in body.splitlines()}
-
-
-def eval_results(sources: Sources) -> list[EvalResult]:
-    """The measurements as the Hub's metadata have them."""
-    results = []
-    for source, measurement in sources.measurements.items():
-        for name, summary in datasets_summary(measurement).items():
-            results += _results_of(source, measurement, name, summary)
-    return results
-
-
-def _results_of(
-    source: str, measurement: Measurement, dataset: str, summary: MethodSummary
-) -> list[EvalResult]:
-    p = measurement.provenance
-    conditions = {
-        "device": p.device,
-        "dtype": p.dtype,
-        "decoding": decoding_words(measurement.settings.temperature),
-        "block_size": summary.block_size,
-        "measured_in": source,
-    }
-    accepted, speedup = summary.acceptance, summary.speedup
-    values = {
-        "acceptance_length": ("Acceptance length", accepted.macro if accepted else None),
-        "speedup": ("Speed-up over plain decoding", speedup.median if speedup else None),
-    }
-    return [
-        EvalResult(
-            task_type="text-generation",
-            task_name="Speculative decoding",
-            dataset_type=dataset,
-            dataset_name=dataset,
-            metric_type=metric,
-            metric_name=f"{title} ({source})",
-            metric_value=round(value, 3),
-            metric_args=conditions,
-        )
-        for metric, (title, value) in values.items()
-        if value is not None
-    ]
-
-
-def _plain(result: EvalResult) -> dict[str, Any]:
-    """A result without what only the Hub adds."""
-    return {k: v for k, v in vars(result).items() if v is not None and not k.startswith("verif")}
 
 
 def _metadata(
@@ -276,7 +242,7 @@ def _metadata(
 
 
 def _model_index(name: str, sources: Sources) -> dict[str, Any]:
-    results = eval_results(sources)
+    results = eval_results(sources.measurements)
     return {"model_name": name, "eval_results": results} if results else {}
 
 
@@ -287,17 +253,16 @@ def _body(
     options: CardOptions,
     target: str | None,
 ) -> str:
-    name = options.name or folder.absolute().name
     measured = [write_block(folder, "measured", source) for source in sources.measurements]
     log = sources.training_log
     parts = [
-        f"# {short_name(name)}\n",
+        f"# {_title(config, options, target)}\n",
         introduction(config, target),
         "## Measured\n",
         *(measured or ["Not measured yet.\n"]),
         usage_section(
             config,
-            name,
+            options.name or PLACE_OF_CARD,
             target or _UNKNOWN_TARGET,
             has_code=options.code and not _has_other_code(folder),
         ),
@@ -309,8 +274,16 @@ def _body(
         details_section(config, weights_of(folder)),
     ]
     if options.notes:
-        parts.append(f"## Notes\n\n{options.notes.strip()}\n")
+        parts.append(f"{_NOTES}{options.notes.strip()}\n")
     return "\n".join(parts)
+
+
+def _title(config: DFlashConfig, options: CardOptions, target: str | None) -> str:
+    """Not the folder's name: a card must be right wherever its folder is copied to."""
+    if options.name and options.name != PLACE_OF_CARD:
+        return short_name(options.name)
+    of_target = f" for {short_name(target)}" if target else ""
+    return f"{ARCHITECTURES[config.architecture]} drafter{of_target}"
 
 
 def _has_other_code(folder: Path) -> bool:
@@ -330,21 +303,42 @@ def _old_card(path: Path, options: CardOptions) -> ModelCard | None:
         return None
     card: ModelCard = ModelCard.load(path)
     if _GENERATED not in card.content and not options.overwrite:
+        was_generated = _ANY_GENERATED in card.content or any(blocks_of(card.content))
+        writer = (
+            "was made by another version of `hf-dflash card`, and may have been edited since"
+            if was_generated
+            else "was not written by `hf-dflash card`: it is yours, or another tool's"
+        )
         raise ValueError(
-            f"{path} was not written by `hf-dflash card`. Give `overwrite` (--overwrite) to "
-            "replace it; text of your own can go into `notes` (--notes FILE)."
+            f"{path} {writer}. Give `overwrite` (--overwrite) to replace it; text of your own can "
+            "go into `notes` (--notes FILE)."
         )
     return card
 
 
 def _known_target(folder: Path, sources: Sources, old: ModelCard | None) -> str | None:
-    for measurement in sources.measurements.values():
-        return measurement.provenance.target.name
-    if sources.training_log:
-        logged = read_training_log(folder / sources.training_log).target
-        if logged:
-            return logged
-    return _of_old(old, "base_model")
+    """A repository if one is named anywhere: readers cannot load a folder of this machine."""
+    log = sources.training_log
+    known = [
+        *(measurement.provenance.target.name for measurement in sources.measurements.values()),
+        read_training_log(folder / log).target if log else None,
+        _of_old(old, "base_model"),
+    ]
+    names = [name for name in known if name]
+    return next((name for name in names if is_repository(name)), names[0] if names else None)
+
+
+def _known_name(old: ModelCard | None) -> str | None:
+    """What the card that is there loads the drafter by, if that is more than a folder's name."""
+    found = None if old is None else USED_NAMES[0].search(old.content)
+    return found.group(1) if found and "/" in found.group(1) else None
+
+
+def _known_notes(old: ModelCard | None) -> str | None:
+    """The text of one's own in a card that was generated; the rest of it is made anew."""
+    if old is None or _GENERATED not in old.content:
+        return None
+    return old.content.partition(_NOTES)[2].strip() or None
 
 
 def _of_old(old: ModelCard | None, name: str) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from hf_dflash import cli
 from hf_dflash.configuration_dflash import AUTO_MAP
 from hf_dflash.doctor import LOADS, examine
 from hf_dflash.hub import FolderContents, check_folder, folder_contents, push_folder
-from hf_dflash.model_card import CardOptions, write_card
+from hf_dflash.model_card import CardOptions, check_card, write_card
 from hf_dflash.publish_commands import size_text
 from hub_stand_in import TOKEN, HubStandIn
 from pairs import random_drafter, tiny_target
@@ -174,9 +175,36 @@ def test_a_push_sends_everything_in_one_commit(folder: Path, hub: HubStandIn) ->
     assert result.returncode == 0, result.stderr
     assert f"Published at {hub.url}/someone/drafter" in result.stdout
     assert set(hub.files("someone/drafter")) == names_of(folder)
-    assert all((folder / n).read_bytes() == c for n, c in hub.files("someone/drafter").items())
+    sent = hub.files("someone/drafter")
+    differing = {name for name, c in sent.items() if (folder / name).read_bytes() != c}
+    assert differing == {"README.md"}, "the card gets the name that it is loaded by"
     assert hub.repositories["someone/drafter"].private
     assert hub.repositories["someone/drafter"].messages == ["Upload drafter"]
+
+
+def test_readers_of_a_pushed_card_can_load_by_it(
+    folder: Path, client: HubStandIn, tmp_path: Path
+) -> None:
+    before = write_card(folder, options=CardOptions(target="org/target-135M")).read_text()
+    assert "# DFlash drafter for target-135M\n" in before
+    push(folder)
+    card = client.files("someone/drafter")["README.md"].decode()
+    assert card.count('from_pretrained("someone/drafter"') == 1
+    assert card.count("<drafter>") == 0 < before.count("<drafter>")
+    assert "stands for" not in card
+    assert (folder / "README.md").read_text() == before
+    downloaded = shutil.copytree(folder, tmp_path / "downloaded")
+    (downloaded / "README.md").write_text(card)
+    check_card(downloaded)
+    again = write_card(downloaded).read_text()
+    assert again == card, "a card that is written again keeps the name"
+
+
+def test_a_card_of_ones_own_is_sent_as_it_is(folder: Path, client: HubStandIn) -> None:
+    card = b"---\nlicense: mit\n---\r\n# Mine, loaded by `<drafter>`\r\n"
+    (folder / "README.md").write_bytes(card)
+    push(folder)
+    assert client.files("someone/drafter")["README.md"] == card
 
 
 def test_what_was_pushed_loads_from_there(folder: Path, client: HubStandIn, tmp_path: Path) -> None:

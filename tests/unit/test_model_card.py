@@ -23,7 +23,14 @@ from hf_dflash.model_card import (
 )
 from hf_dflash.provenance import sha256_of_weights
 from hf_dflash.training_log import TrainingLog, write_training_log
-from measurements import measurement, one_token_runs, pair_of_runs, provenance, run
+from measurements import (
+    measurement,
+    one_token_runs,
+    pair_of_runs,
+    provenance,
+    run,
+    two_block_sizes,
+)
 from pairs import random_drafter, tiny_target
 
 LOG = TrainingLog(
@@ -99,8 +106,52 @@ def test_metadata_say_what_it_is_and_what_was_measured(folder: Path) -> None:
         "dtype": "float32",
         "decoding": "greedy",
         "block_size": 8,
+        "num_assistant_tokens": 7,
         "measured_in": "evaluation/bench.json",
     }
+
+
+def test_the_fastest_number_of_drafts_stands_beside_the_trained_block(folder: Path) -> None:
+    card = carded(folder, two_block_sizes())
+    assert "writes 0.80 times as fast as without it, which is slower, with the 7 drafts" in card
+    assert "2 drafts a cycle, the fastest measured, 1.60 times as fast (over all sec" in card
+    assert "With 7 drafts, slower than plain decoding on: gsm8k (0.80x). With 2 drafts, f" in card
+    results = [
+        (r.metric_type, r.metric_args["num_assistant_tokens"], r.metric_value)
+        for r in ModelCard(card).data.eval_results
+    ]
+    assert results == [
+        ("acceptance_length", 7, 3.667),
+        ("speedup", 7, 0.8),
+        ("speedup_total", 7, 0.8),
+        ("speedup", 2, 1.6),
+        ("speedup_total", 2, 1.6),
+    ]
+    check_card(folder)
+
+
+def test_right_answers_stand_beside_the_speed(folder: Path) -> None:
+    text = next(blocks_of(carded(folder, pair_of_runs(correct=True)))).text
+    assert "| micro | identical | right answers |" in text
+    assert "| dflash, block 8 | 10.0 | 2.00x | 2.20x | 3.67 | 3.67 | 1/1 | 1/1 |" in text
+    assert "| plain | 5.0 | - | - | - | - | - | 1/1 |" in text
+    assert "are judged by the data set's own metric." in text
+    assert "right answers" not in carded(folder)
+
+
+def test_the_target_is_told_as_it_was_loaded(folder: Path) -> None:
+    whole = measured(folder)
+    copy = dataclasses.replace(whole.provenance, target=TargetInfo("target-q4-bf16"))
+    path = folder.parent / "bench.json"
+    write_measurement(dataclasses.replace(whole, provenance=copy), path)
+    options = CardOptions(target="org/target")
+    text = write_card(folder, benches=[path], options=options).read_text()
+    told = "target-q4-bf16 (a local copy, which may differ from the model as published)"
+    assert f"in float32, with the target {told}, one prompt at a time" in text
+    assert f"| target | {told} |" in text
+    assert 'AutoModelForCausalLM.from_pretrained("org/target"' in text
+    again = write_card(folder).read_text()
+    assert again == text, "the repository of the card that was there is kept"
 
 
 def test_figures_come_with_what_they_were_measured_on(folder: Path) -> None:
@@ -119,7 +170,7 @@ def test_slices_that_differ_are_told_and_slow_ones_named(folder: Path) -> None:
     assert "| de | 1 | 10.0 | 0.50x |" in text
     assert "| thinking | prompts |" in text
     assert "| turn | prompts |" not in text, "there is one turn only"
-    assert "Slower than plain decoding on: mt-bench (0.50x)." in text
+    assert "Faster than plain decoding on: gsm8k (2.00x); slower than it on: mt-be" in text
 
 
 def test_a_card_of_several_measurements_keeps_them_apart(folder: Path) -> None:
@@ -252,6 +303,40 @@ def test_a_card_written_again_keeps_what_no_file_tells(folder: Path) -> None:
     assert ModelCard(again).data.base_model == "org/target"
 
 
+def test_notes_and_name_are_kept_by_a_card_that_is_written_again(folder: Path) -> None:
+    first = carded(folder, name="me/my-drafter", notes="800 prompts.\n\n### Where\n\nMine.")
+    assert write_card(folder).read_text() == first
+    assert "Other." in carded(folder, notes="Other.")
+    assert "800 prompts" not in (folder / "README.md").read_text()
+
+
+def test_without_a_name_the_place_of_the_card_is_marked(folder: Path) -> None:
+    card = carded(folder)
+    assert "`<drafter>` stands for the folder or repository that this card lies in." in card
+    assert 'DFlashDraftModel.from_pretrained("<drafter>"' in card
+    assert "# DFlash drafter for target\n" in card
+    check_card(folder)
+    elsewhere = folder.rename(folder.parent / "drafter-2")
+    check_card(elsewhere)
+    assert "<drafter>" not in carded(elsewhere, name="me/my-drafter")
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        "<!-- written by hf-dflash card; another template -->\n\n# Mine\n",
+        "# Mine\n\n<!-- measured: evaluation/bench.json -->\n2x\n<!-- end -->\n",
+    ],
+)
+def test_a_card_of_another_version_is_told_as_one(folder: Path, old: str) -> None:
+    (folder / "README.md").write_text(old)
+    with pytest.raises(ValueError, match=r"made by another version of .*may have.*--overwrite"):
+        write_card(folder)
+    assert (
+        "Not measured yet." in write_card(folder, options=CardOptions(overwrite=True)).read_text()
+    )
+
+
 def test_a_card_written_by_hand_is_not_replaced_unasked(folder: Path) -> None:
     (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n")
     with pytest.raises(ValueError, match=r"was not written by `hf-dflash card`.*--overwrite"):
@@ -349,7 +434,8 @@ def edit(folder: Path, old: str, new: str) -> None:
 def test_an_edited_figure_is_found(folder: Path) -> None:
     carded(folder)
     edit(folder, "2.00 times as fast", "3.00 times as fast")
-    with pytest.raises(ValueError, match=r"says something else than evaluation/bench\.json does"):
+    said = r"says something else than evaluation/bench\.json does\. It was edited, or another"
+    with pytest.raises(ValueError, match=said):
         check_card(folder)
 
 
