@@ -50,7 +50,9 @@ _REMOTE_CODE = """\
 from transformers import AutoModel
 
 drafter = AutoModel.from_pretrained(
-    "{drafter}", dtype=target.dtype, trust_remote_code=True
+    "{drafter}",
+    dtype=target.dtype,
+    trust_remote_code=True,
 )
 output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
 ```

@@ -1,5 +1,6 @@
 """What the commands of ``hf-dflash`` do: check, load, run, show, write."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from .checkpoint_dflash import check_folder_exists
-from .demo import DTYPES, LoadPair, Pair, as_json, read_prompts, run
+from .demo import DTYPES, LoadPair, Pair, as_json, run
 from .demo_view import TerminalView
 from .loading import check_source
 from .modeling_dflash import DFlashDraftModel
@@ -24,6 +25,36 @@ DEMO_PROMPTS = (
     "Write a SQL query to create a table of customers with id, name, email and phone.",
     "Explain how a rainbow forms.",
 )
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Read a JSON Lines file of objects with ``prompt``; other keys are left alone.
+
+    Raises:
+        ValueError: A line is not such an object (the message has its number), or there is none.
+        OSError: The file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`prompts` must be a UTF-8 text file, got {path}: {error}.") from error
+    prompts = [_prompt_of(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise ValueError(
+            f"`prompts` must hold at least one object with `prompt`, got none in {path}."
+        )
+    return prompts
+
+
+def _prompt_of(line: str, where: str) -> str:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not valid JSON ({error.msg}, column {error.colno}).") from error
+    prompt = entry.get("prompt") if isinstance(entry, dict) else None
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ValueError(f'{where}: needs an object like {{"prompt": "text"}}, got {line[:60]!r}.')
+    return prompt
 
 
 def run_demo(

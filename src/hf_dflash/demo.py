@@ -6,8 +6,7 @@ What a person sees is up to a :class:`View`; ``demo_view`` has one for terminals
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +23,8 @@ DTYPES = ("float32", "bfloat16")
 TIMING_TOKENS = 24
 TIMING_ROUNDS = 3
 TIMING_LIMIT_S = 10.0
+# Timed besides the whole block: on a CPU the rows of a verification are dear.
+FEW_DRAFTS = 3
 
 OnTokens = Callable[[Sequence[int], int], None]
 
@@ -36,6 +37,7 @@ class Pair:
     tokenizer: Any
     drafter: Any
     dtype: str
+    n_drafts: int | None = None  # most drafts a cycle; None: as the drafter's policy says
 
 
 LoadPair = Callable[[str], Pair]
@@ -83,6 +85,7 @@ class Timing:
     dtype: str
     tokens_per_s_plain: float
     tokens_per_s_drafted: float
+    n_drafts: int | None = None  # with which it was fastest; None: the drafter's policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,36 +160,6 @@ class TokenStream(BaseStreamer):
         """Nothing is held back."""
 
 
-def read_prompts(path: Path) -> list[str]:
-    """Read a JSON Lines file of objects with ``prompt``; other keys are left alone.
-
-    Raises:
-        ValueError: A line is not such an object (the message has its number), or there is none.
-        OSError: The file cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"`prompts` must be a UTF-8 text file, got {path}: {error}.") from error
-    prompts = [_prompt_of(line, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise ValueError(
-            f"`prompts` must hold at least one object with `prompt`, got none in {path}."
-        )
-    return prompts
-
-
-def _prompt_of(line: str, where: str) -> str:
-    try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not valid JSON ({error.msg}, column {error.colno}).") from error
-    prompt = entry.get("prompt") if isinstance(entry, dict) else None
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError(f'{where}: needs an object like {{"prompt": "text"}}, got {line[:60]!r}.')
-    return prompt
-
-
 def run(
     load_pair: LoadPair,
     prompts: Sequence[str],
@@ -197,6 +170,9 @@ def run(
     time_both: bool = True,
 ) -> Report:
     """Decode every prompt both ways, in ``dtype`` or in the one where drafting is fastest.
+
+    Where dtypes are timed, so is drafting `FEW_DRAFTS` tokens a cycle, unless the drafter's policy
+    says how many; the quicker way is used.
 
     Args:
         load_pair: Loads the pair in a dtype.
@@ -232,7 +208,7 @@ def _pair_to_use(
     fastest = max(range(len(pairs)), key=lambda i: timings[i].tokens_per_s_drafted)
     chosen = fastest if dtype == "auto" else DTYPES.index(dtype)
     view.timed(timings, pairs[chosen].dtype)
-    return pairs[chosen], timings
+    return replace(pairs[chosen], n_drafts=timings[chosen].n_drafts), timings
 
 
 def time_pairs(pairs: Sequence[Pair], prompt: str) -> tuple[Timing, ...]:
@@ -241,18 +217,34 @@ def time_pairs(pairs: Sequence[Pair], prompt: str) -> tuple[Timing, ...]:
     Rounds are interleaved, and the best of them counts: what else the machine does then hits all
     pairs, not the one that happened to run.
     """
-    best = {(i, drafted): 0.0 for i in range(len(pairs)) for drafted in (False, True)}
+    numbers = [_numbers_of_drafts(pair) for pair in pairs]
+    best: dict[tuple[int, bool, int | None], float] = {}
     for pair in pairs:
         _warm_up(pair, prompt)
     started_s = time.perf_counter()
     for n_rounds in range(TIMING_ROUNDS):
         if n_rounds > 0 and time.perf_counter() - started_s > TIMING_LIMIT_S:
             break
-        for i, drafted in best:
-            input_ids = encode(pairs[i], prompt)
-            speed = decode(pairs[i], input_ids, TIMING_TOKENS, drafted=drafted).tokens_per_s
-            best[i, drafted] = max(best[i, drafted], speed)
-    return tuple(Timing(pair.dtype, best[i, False], best[i, True]) for i, pair in enumerate(pairs))
+        for i, pair in enumerate(pairs):
+            input_ids = encode(pair, prompt)
+            for drafted, n_drafts in ((False, None), *((True, n) for n in numbers[i])):
+                way = replace(pair, n_drafts=n_drafts)
+                speed = decode(way, input_ids, TIMING_TOKENS, drafted=drafted).tokens_per_s
+                best[i, drafted, n_drafts] = max(best.get((i, drafted, n_drafts), 0.0), speed)
+    timings = []
+    for i, pair in enumerate(pairs):
+        n_drafts = max(numbers[i], key=lambda n: best[i, True, n])
+        plain, drafted_speed = best[i, False, None], best[i, True, n_drafts]
+        timings.append(Timing(pair.dtype, plain, drafted_speed, n_drafts))
+    return tuple(timings)
+
+
+def _numbers_of_drafts(pair: Pair) -> tuple[int | None, ...]:
+    """What to time: the drafter's policy, and few drafts if it leaves the number open."""
+    is_open = pair.drafter.generation_config.num_assistant_tokens is None
+    if is_open and pair.drafter.config.block_size > FEW_DRAFTS + 1:
+        return (None, FEW_DRAFTS)
+    return (None,)
 
 
 def _warm_up(pair: Pair, prompt: str) -> None:
@@ -301,7 +293,7 @@ def decode(
         do_sample=False,
         streamer=TokenStream(on_tokens),
         return_dict_in_generate=True,
-        assistant_model=pair.drafter if drafted else None,
+        **_assistance(pair) if drafted else {},
     )
     time_s = time.perf_counter() - started_s
     token_ids = tuple(output.sequences[0, input_ids.shape[1] :].tolist())
@@ -309,6 +301,11 @@ def decode(
         return Decoding(token_ids, time_s, len(token_ids), ())
     statistics = output.statistics
     return Decoding(token_ids, time_s, statistics.target_forwards, tuple(statistics.n_accepted))
+
+
+def _assistance(pair: Pair) -> dict[str, Any]:
+    number = {} if pair.n_drafts is None else {"num_assistant_tokens": pair.n_drafts}
+    return {"assistant_model": pair.drafter, **number}
 
 
 def find_difference(

@@ -57,7 +57,11 @@ class TerminalView:
 
     def loading(self, dtype: str) -> None:
         """Say that the models are being loaded, and timed if that is to come."""
-        what = "Loading, then timing float32 and bfloat16" if dtype == "auto" else "Loading"
+        what = (
+            "Loading, then timing float32 and bfloat16, few drafts and many"
+            if dtype == "auto"
+            else "Loading"
+        )
         self.notify(what)
 
     def timed(self, timings: Sequence[Timing], chosen: str) -> None:
@@ -66,11 +70,12 @@ class TerminalView:
         why = "  <- used" + (": drafted decoding is fastest" if fastest.dtype == chosen else "")
         for timing in timings:
             note = why if timing.dtype == chosen else ""
+            few = "" if timing.n_drafts is None else f" ({timing.n_drafts} drafts a cycle)"
             self._console.print(
                 Text.assemble(
                     (f"  {timing.dtype:<9}", "bold" if note else ""),
                     f" {timing.tokens_per_s_plain:5.1f} tokens/s plain,",
-                    f" {timing.tokens_per_s_drafted:5.1f} drafted{note}",
+                    f" {timing.tokens_per_s_drafted:5.1f} drafted{few}{note}",
                 )
             )
 
@@ -78,7 +83,7 @@ class TerminalView:
         """Show the prompt."""
         self._pair = pair
         self._console.print()
-        self._console.print(Rule(Text(f"{index + 1}/{n_prompts}  {pair.dtype}"), align="left"))
+        self._console.print(Rule(Text(f"{index + 1}/{n_prompts}  {_setting(pair)}"), align="left"))
         self._console.print(Text(prompt, style="bold"))
 
     def start_decoding(self, drafted: bool) -> None:
@@ -149,6 +154,12 @@ class TerminalView:
             "Against the fastest plain decoding of both dtypes: "
             + (known if best is None else f"{best:.2f}x")
         )
+
+
+def _setting(pair: Pair) -> str:
+    if pair.n_drafts is None:
+        return pair.dtype
+    return f"{pair.dtype}, num_assistant_tokens={pair.n_drafts}"
 
 
 def _identity(identical: bool) -> Text:

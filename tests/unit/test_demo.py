@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hf_dflash import demo
+from hf_dflash.commands import read_prompts
 from hf_dflash.demo import Comparison, Decoding, Difference, Measures, Pair, Timing
 from pairs import random_drafter, scripted, tiny_target
 
@@ -145,18 +146,57 @@ def test_time_pairs_times_every_pair_both_ways(pair):
     assert all(t.tokens_per_s_plain > 0 and t.tokens_per_s_drafted > 0 for t in timings)
 
 
+def decode_at(speeds, asked):
+    """A `decode` whose speed is told by (drafted, most drafts a cycle)."""
+
+    def decode(pair, _input_ids, max_new_tokens, *, drafted):
+        asked.append((max_new_tokens, drafted, pair.n_drafts))
+        return Decoding((1,), 1 / speeds.get((drafted, pair.n_drafts), 1.0), 1, ())
+
+    return decode
+
+
+@pytest.mark.parametrize(
+    ("speeds", "expected"),
+    [
+        ({(False, None): 2.0, (True, None): 4.0, (True, 3): 5.0}, Timing("float32", 2.0, 5.0, 3)),
+        ({(False, None): 2.0, (True, None): 4.0, (True, 3): 3.0}, Timing("float32", 2.0, 4.0)),
+    ],
+)
+def test_few_drafts_are_used_where_they_are_faster(pair, monkeypatch, speeds, expected):
+    monkeypatch.setattr(demo, "decode", decode_at(speeds, []))
+    assert demo.time_pairs([pair], "HELLO") == (expected,)
+
+
+def test_the_number_of_a_policy_is_kept(pair, monkeypatch):
+    asked = []
+    monkeypatch.setattr(demo, "decode", decode_at({(True, 3): 9.0}, asked))
+    monkeypatch.setattr(pair.drafter.generation_config, "num_assistant_tokens", 5)
+    assert demo.time_pairs([pair], "HELLO")[0].n_drafts is None
+    assert {n_drafts for _, _, n_drafts in asked} == {None}
+
+
+def test_the_fastest_number_of_drafts_is_what_is_run(monkeypatch):
+    target, tokenizer = tiny_target(), LetterTokenizer()
+    input_ids = tokenizer("HELLO", "pt")["input_ids"]
+    drafter, _ = scripted(target, input_ids, N_NEW, lambda _: 7)
+    pair = Pair(target, tokenizer, drafter, "float32")
+    timing = Timing("float32", 2.0, 5.0, 3)
+    monkeypatch.setattr(demo, "time_pairs", lambda *_: (timing, Timing("bfloat16", 2.0, 4.0)))
+    report = demo.run(
+        lambda _: pair, ["HELLO"], dtype="auto", max_new_tokens=N_NEW, view=RecordingView()
+    )
+    accepted = report.comparisons[0].drafted.n_accepted
+    assert max(accepted) == 3
+
+
 @pytest.mark.parametrize(("limit_s", "n_rounds"), [(1e9, demo.TIMING_ROUNDS), (0.0, 1)])
 def test_a_busy_machine_gets_fewer_rounds(pair, monkeypatch, limit_s, n_rounds):
     asked = []
-
-    def decode(_pair, _input_ids, max_new_tokens, *, drafted):
-        asked.append((max_new_tokens, drafted))
-        return Decoding((1, 2), 1.0, 2, ())
-
     monkeypatch.setattr(demo, "TIMING_LIMIT_S", limit_s)
-    monkeypatch.setattr(demo, "decode", decode)
+    monkeypatch.setattr(demo, "decode", decode_at({}, asked))
     demo.time_pairs([pair], "HELLO")
-    assert asked.count((demo.TIMING_TOKENS, True)) == n_rounds
+    assert asked.count((demo.TIMING_TOKENS, True, None)) == n_rounds
 
 
 @pytest.mark.parametrize(
@@ -230,7 +270,7 @@ def test_json_has_the_promised_keys():
 def test_prompts_are_read_line_by_line(tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "one\\u2028"}\n\n{"prompt": "zwei ß", "id": 2}\n', encoding="utf-8")
-    assert demo.read_prompts(path) == ["one\u2028", "zwei ß"]
+    assert read_prompts(path) == ["one\u2028", "zwei ß"]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +289,7 @@ def test_bad_prompt_files_are_refused_with_the_line(tmp_path, content, message):
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        demo.read_prompts(path)
+        read_prompts(path)
 
 
 def test_a_prompt_of_no_tokens_is_refused_with_the_tokenizer(pair):

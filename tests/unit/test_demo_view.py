@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -124,6 +125,18 @@ def test_a_dtype_that_was_asked_for_is_not_called_the_fastest(view):
     lines = written(view).splitlines()
     assert ["<- used" in line for line in lines] == [True, False]
     assert "fastest" not in written(view)
+
+
+def test_few_drafts_are_told_where_they_are_timed_and_used(view):
+    view.timed([Timing("float32", 30.0, 20.0), Timing("bfloat16", 20.0, 28.0, 3)], "bfloat16")
+    first, rest = written(view).split("bfloat16")
+    assert "drafts a cycle" not in first
+    assert "28.0 drafted (3 drafts a cycle)  <- used" in " ".join(rest.split(" "))
+
+
+def test_the_heading_of_a_prompt_tells_the_number_of_drafts(view):
+    view.start_prompt(replace(PAIR, n_drafts=3), 0, 1, "prompt")
+    assert "bfloat16, num_assistant_tokens=3" in written(view)
 
 
 def test_the_summary_of_one_dtype_says_what_is_not_known():
