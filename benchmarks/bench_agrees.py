@@ -55,9 +55,7 @@ def main() -> int:
             "limit": LIMIT,
             "repeats": options.repeats,
             "n_prompts": sum(map(len, document["prompts"].values())),
-            "bench": {
-                name: provenance[name] for name in ("command", "dtype", "device", "versions")
-            },
+            "bench": {name: provenance[name] for name in BENCH_FACTS},
             "threads": torch.get_num_threads(),
             "agrees": agrees,
             "block_sizes": found,
