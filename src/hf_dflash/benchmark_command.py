@@ -24,6 +24,7 @@ from .modeling_dflash import DFlashDraftModel
 from .provenance import provenance_of, published_command, published_name
 from .ranks import Ranks
 from .smollm2 import demo_drafter_folder, target_folder
+from .target import text_config
 
 DTYPES = ("float32", "bfloat16", "float16")
 #: Exit status when outputs differ that must not.
@@ -206,12 +207,20 @@ def _load_models(options: BenchOptions, device: str, console: Console) -> Models
     target_name = options.target or str(target_folder(notify=console.print))
     check_source(drafter_name, "drafter")
     check_source(target_name, "target")
+    if options.assistant:
+        check_source(options.assistant, "assistant")
     dtype = getattr(torch, options.dtype)
     drafter: Any = DFlashDraftModel.from_pretrained(drafter_name, dtype=dtype)
     target: Any = AutoModelForCausalLM.from_pretrained(target_name, dtype=dtype)
     assistant: Any = None
     if options.assistant:
         assistant = AutoModelForCausalLM.from_pretrained(options.assistant, dtype=dtype)
+        vocab_sizes = [text_config(model).vocab_size for model in (target, assistant)]
+        if len({*vocab_sizes}) > 1:
+            raise ValueError(
+                f"`assistant` must have the target's vocabulary of {vocab_sizes[0]} tokens, got "
+                f"{vocab_sizes[1]}. Give a smaller model of the target's family."
+            )
     for model in (target, drafter, assistant):
         if model is not None:
             model.to(device).eval()

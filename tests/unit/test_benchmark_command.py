@@ -16,6 +16,7 @@ from hf_dflash.benchmark import Benchmark
 from hf_dflash.benchmark_command import BenchOptions, run_bench
 from hf_dflash.measurement import Measurement, Run, read_measurement
 from hf_dflash.verification import verify_greedy
+from pairs import tiny_target
 
 ROWS = [
     {"prompt": "Hello", "answer": "7"},
@@ -70,6 +71,13 @@ def test_everything_is_measured_shown_and_written(options: list[str], tmp_path: 
     assert drafted.identity.n_identical == drafted.identity.n_compared == 4
     assert 1 < drafted.acceptance.micro < 4
     assert drafted.quality.n_judged == 1
+    assistant = measurement.summary.overall[-1]
+    assert assistant.method == measurement.settings.methods[-1] == "assistant_model"
+    assert assistant.identity.n_identical == 4
+    n_drafts = sum(sum(r.n_drafted) for r in measurement.runs if r.method == "assistant_model")
+    n_accepted = sum(sum(r.n_accepted) for r in measurement.runs if r.method == "assistant_model")
+    assert 0 < n_accepted < n_drafts
+    assert assistant.speedup.n == 4
     spelled = {i for run in measurement.runs for i in run.token_ids}
     assert {str(i) for i in spelled} <= {*measurement.token_texts}
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["bench.json"]
@@ -235,6 +243,19 @@ def test_bad_input_is_one_line(options: list[str], extra: list[str], message: st
     assert shown.exit_code == 2
     assert shown.stderr.count("\n") == 1
     assert message in shown.stderr
+
+
+def test_an_assistant_must_be_a_model_of_the_targets_vocabulary(
+    options: list[str], pair: dict[str, str], tmp_path: Path
+) -> None:
+    tiny_target(vocab_size=300).save_pretrained(tmp_path / "other")
+    for folder, message in (
+        (str(tmp_path / "other"), "have the target's vocabulary of 360 tokens, got 300. Give a"),
+        (pair["drafter"], "be a model that writes text by itself, got"),
+    ):
+        shown = bench(*options, "--assistant", folder)
+        assert shown.exit_code == 2
+        assert f"`assistant` must {message}" in shown.stderr
 
 
 def test_a_data_set_is_needed(tmp_path: Path) -> None:
