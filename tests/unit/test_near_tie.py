@@ -52,7 +52,8 @@ def plain(target: Any, ids: Tensor, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize(("dtype", "window"), [(torch.float32, None), (torch.bfloat16, 8)])
+# In float32 the loop may multiply otherwise (`few_rows`); there every difference is an error.
+@pytest.mark.parametrize(("dtype", "window"), [(torch.float16, None), (torch.bfloat16, 8)])
 def test_rows_are_those_that_decoding_chose_from(dtype: torch.dtype, window: int | None) -> None:
     windows = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 2}
     target = tiny_target(**(windows if window else {})).to(dtype)
