@@ -7,6 +7,9 @@ decodes the prompts of that result again, plainly and with the drafter by turns,
 of each bare `generate()` call: no hooks, no streamer, none of the benchmark's code. Exit status 1:
 the speed-ups differ by more than 5 %. Only on a machine that does nothing else does that say
 anything about the benchmark.
+
+`--block-size` times other blocks than the drafter's own, of those that the result holds. `--json`
+writes what was found.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,74 +28,156 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_dflash import DFlashDraftModel
+from hf_dflash.measurement import write_whole
+from hf_dflash.provenance import published_command
 from hf_dflash.smollm2 import demo_drafter_folder, target_folder
 
 #: The project's promise: largest difference between both speed-ups.
 LIMIT = 0.05
+#: What the record tells of the result that was compared.
+BENCH_FACTS = ("command", "date", "dtype", "device", "versions")
 
 
 def main() -> int:
-    """Time all prompts, print both speed-ups."""
+    """Time all prompts, print and write both speed-ups for each block size."""
+    options = arguments()
+    document = json.loads(options.result.read_text("utf-8"))
+    sizes = options.block_size or [own_block_size(document)]
+    for size in sizes:
+        bench_seconds(document, "dflash", size)  # refused before minutes of work
+    timed = time_prompts(document, options, sizes)
+    found = [judge(document, size, *by_hand) for size, by_hand in timed.items()]
+    agrees = all(of_size["agrees"] for of_size in found)
+    if options.json is not None:
+        provenance = document["provenance"]
+        record = {
+            "command": published_command("benchmarks/bench_agrees.py", sys.argv[1:]),
+            "limit": LIMIT,
+            "repeats": options.repeats,
+            "n_prompts": sum(map(len, document["prompts"].values())),
+            "bench": {name: provenance[name] for name in BENCH_FACTS},
+            "threads": torch.get_num_threads(),
+            "agrees": agrees,
+            "block_sizes": found,
+        }
+        write_whole(options.json, json.dumps(record, indent=1) + "\n")
+    return int(not agrees)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("result", type=Path, help="JSON file of `hf-dflash bench`, greedy")
     parser.add_argument("--target", help="folder or Hub name; SmolLM2-135M-Instruct if left out")
     parser.add_argument("--drafter", help="folder or Hub name; the shipped one if left out")
     parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    document = json.loads(options.result.read_text("utf-8"))
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        nargs="+",
+        metavar="B",
+        help="block sizes to time, of those in the result; the drafter's own if left out",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write what was found")
+    return parser.parse_args()
+
+
+def time_prompts(
+    document: dict[str, Any], options: argparse.Namespace, sizes: list[int]
+) -> dict[int, tuple[float, float]]:
+    """Speed-ups by block size: median over prompts, and of all seconds."""
     settings, dtype = document["settings"], document["provenance"]["dtype"]
     target, tokenizer, drafter = load(options.target, options.drafter, dtype)
-    by_prompt, totals = [], [0.0, 0.0]
+    ways: list[int | None] = [None, *sizes]  # None: plainly
+    by_prompt: dict[int, list[float]] = {size: [] for size in sizes}
+    totals: dict[int | None, float] = dict.fromkeys(ways, 0.0)
     prompts = [turns[0] for of_set in document["prompts"].values() for turns in of_set]
-    for n, prompt in enumerate(prompts, start=1):
+    for n, prompt in enumerate(prompts):
         inputs = encode(tokenizer, prompt, settings["template_options"]).to(target.device)
-        if n == 1:
-            for assistant in (None, drafter):
-                seconds(target, inputs, assistant, 16)
-        ratios = []
-        for repeat in range(options.repeats):
-            pair = [(0, None), (1, drafter)]
-            took = {
-                i: seconds(target, inputs, assistant, settings["max_new_tokens"])
-                for i, assistant in (pair if (n + repeat) % 2 else reversed(pair))
-            }
-            ratios.append(took[0] / took[1])
-            totals = [totals[0] + took[0], totals[1] + took[1]]
-        by_prompt.append(statistics.median(ratios))
-        print(f"{n}/{len(prompts)} {by_prompt[-1]:.3f}", flush=True)
-    return judge(document, statistics.median(by_prompt), totals[0] / totals[1])
+        rounds = []
+        for repeat in range(-1 if n == 0 else 0, options.repeats):
+            first = (n + repeat) % len(ways)
+            n_tokens = 16 if repeat < 0 else settings["max_new_tokens"]  # the first warms up
+            took = {}
+            for way in ways[first:] + ways[:first]:
+                with drafting(drafter, way) as assistant:
+                    took[way] = seconds(target, inputs, assistant, n_tokens)
+            if repeat >= 0:
+                rounds.append(took)
+        for way in ways:
+            totals[way] += sum(took[way] for took in rounds)
+        for size, medians in by_prompt.items():
+            medians.append(statistics.median(took[None] / took[size] for took in rounds))
+        shown = " ".join(f"{medians[-1]:.3f}" for medians in by_prompt.values())
+        print(f"{n + 1}/{len(prompts)} {shown}", flush=True)
+    return {
+        size: (statistics.median(medians), totals[None] / totals[size])
+        for size, medians in by_prompt.items()
+    }
 
 
-def judge(document: dict[str, Any], median: float, total: float) -> int:
-    """Print the differences; 1 if one is too large."""
-    runs = [run for run in document["runs"] if run["turn"] == 0]
-    plain, drafted = (
-        {
-            (run["dataset"], run["prompt_index"], run["repeat"]): sum(run["seconds"].values())
-            for run in runs
-            if run["method"] == method and run["block_size"] in (None, own_block_size(document))
-        }
-        for method in ("plain", "dflash")
-    )
+def judge(document: dict[str, Any], size: int, median: float, total: float) -> dict[str, Any]:
+    """Print how far the benchmark's speed-ups lie from those by hand; what is written of it."""
+    plain = bench_seconds(document, "plain", None)
+    drafted = bench_seconds(document, "dflash", size)
     by_prompt: dict[Any, list[float]] = {}
     for key, took in drafted.items():
         by_prompt.setdefault(key[:2], []).append(plain[key] / took)
     bench_median = statistics.median(statistics.median(ratios) for ratios in by_prompt.values())
     bench_total = sum(plain.values()) / sum(drafted.values())
-    status = 0
+    found: dict[str, Any] = {"block_size": size, "agrees": True}
     for name, ours, by_hand in (
         ("median over prompts", bench_median, median),
         ("all seconds", bench_total, total),
     ):
         difference = abs(ours / by_hand - 1)
-        print(f"{name}: bench {ours:.3f}, by hand {by_hand:.3f}, difference {difference:.1%}")
-        status |= difference > LIMIT
-    return int(status)
+        print(
+            f"block {size}, {name}: bench {ours:.3f}, by hand {by_hand:.3f}, difference "
+            f"{difference:.1%}"
+        )
+        found[name] = {"bench": ours, "by_hand": by_hand, "difference": difference}
+        found["agrees"] &= difference <= LIMIT
+    return found
+
+
+def bench_seconds(
+    document: dict[str, Any], method: str, block_size: int | None
+) -> dict[tuple[str, int, int], float]:
+    """Seconds of the first turns' calls, by data set, prompt and repeat.
+
+    Raises:
+        SystemExit: The benchmark measured no such calls.
+    """
+    found = {
+        (run["dataset"], run["prompt_index"], run["repeat"]): sum(run["seconds"].values())
+        for run in document["runs"]
+        if (run["turn"], run["method"], run["block_size"]) == (0, method, block_size)
+    }
+    if not found:
+        measured = sorted({run["block_size"] for run in document["runs"] if run["block_size"]})
+        raise SystemExit(
+            f"`block-size` must be one that the result holds, {measured}, got {block_size}."
+        )
+    return found
 
 
 def own_block_size(document: dict[str, Any]) -> int:
-    """The drafter's; other block sizes are not timed by hand."""
+    """The drafter's."""
     return int(document["provenance"]["drafter"]["block_size"])
+
+
+@contextmanager
+def drafting(drafter: Any, size: int | None) -> Iterator[Any]:
+    """What to pass as the assistant: a drafter of blocks of ``size``, or None to decode plainly.
+
+    Its own block size is drafted by its own policy, another one whole.
+    """
+    config, policy = drafter.config, drafter.generation_config
+    kept = config.block_size, policy.num_assistant_tokens
+    if size not in (None, config.block_size):
+        config.block_size, policy.num_assistant_tokens = size, None
+    yield None if size is None else drafter
+    config.block_size, policy.num_assistant_tokens = kept
 
 
 def load(target_name: str | None, drafter_name: str | None, dtype: str) -> tuple[Any, Any, Any]:

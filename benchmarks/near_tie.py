@@ -18,10 +18,9 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
+from hf_dflash.measurement_runs import is_near_tie
+from hf_dflash.near_tie import doubt
 from hf_dflash.outputs_dflash import CACHE_NAME
-
-# Rounding is measured on the tokens that could win; the far tail of the vocabulary moves more.
-CONTENDERS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +34,12 @@ class Difference:
     top2_gap_block: float  # the same, forward shaped as in drafted decoding
     top2_gap_float32: float  # the same weights in float32
     distance: float  # how much the best logit exceeds the worse of the two tokens, worst shape
-    rounding: (
-        float  # largest change of a contender's logit between the two shapes, see `shape_rounding`
-    )
+    rounding: float  # largest change of a contender's logit between both, see `hf_dflash.near_tie`
 
     @property
     def is_near_tie(self) -> bool:
         """Whether rounding explains it: each of the two logits may move by ``rounding``."""
-        return self.distance <= 2 * self.rounding
+        return is_near_tie(self.distance, self.rounding)
 
 
 class CycleRecorder(BaseStreamer):
@@ -115,7 +112,7 @@ def examine(
     one_row = logits_at(target, prompt_ids, plain, index, start=index, n_rows=1)
     block = logits_at(target, prompt_ids, plain, index, start=start, n_rows=n_rows)
     exact = logits_at(exact_target, prompt_ids, plain, index, start=index, n_rows=1)
-    pair = torch.tensor([plain[index], drafted[index]])
+    chosen = doubt([one_row, block], [plain[index], drafted[index]], target.dtype)
     return Difference(
         token_index=index,
         plain_id=plain[index],
@@ -123,8 +120,8 @@ def examine(
         top2_gap_one_row=_top2_gap(one_row),
         top2_gap_block=_top2_gap(block),
         top2_gap_float32=_top2_gap(exact),
-        distance=max(float(row.max() - row[pair].min()) for row in (one_row, block)),
-        rounding=shape_rounding(one_row, block, pair, target.dtype),
+        distance=chosen.distance,
+        rounding=chosen.rounding,
     )
 
 
@@ -166,19 +163,6 @@ def logits_at(
     block = ids[:, first : first + n_rows]
     logits = target(block, use_cache=True, **{CACHE_NAME: cache}).logits
     return logits[0, index - start].float()
-
-
-def shape_rounding(one_row: Tensor, block: Tensor, pair: Tensor, dtype: torch.dtype) -> float:
-    """How much a contender's logit differs between two shapes; half a step of ``dtype`` at least.
-
-    The caches of the two decodings were filled by forwards of many shapes, here by one. So the two
-    shapes may happen to agree in every digit here although they did not there.
-    """
-    contenders = torch.cat([one_row.topk(CONTENDERS).indices, pair])
-    moved = (one_row - block)[contenders].abs().max()
-    _, exponent = torch.frexp(one_row.abs().max())
-    step = torch.finfo(dtype).eps * 2.0 ** (int(exponent) - 1)
-    return max(float(moved), step / 2)
 
 
 def _top2_gap(logits: Tensor) -> float:

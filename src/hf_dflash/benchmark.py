@@ -19,6 +19,7 @@ from .benchmark_data import BenchmarkPrompt
 from .benchmark_quality import Judge
 from .demo import Pair, find_difference
 from .measurement_runs import Run, Settings, Variant
+from .near_tie import doubt, replayed_scores
 from .prompt_encoding import encode_prompt
 
 #: Tokens that each method decodes before anything counts: kernels are chosen, memory is pooled.
@@ -57,6 +58,14 @@ class Call:
         return self.turn == len(self.prompt.turns) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a method made of a call."""
+
+    run: Run
+    target_rows: list[range]  # of each forward of the target, see `CallClock`
+
+
 class Benchmark:
     """Measures prompts one by one.
 
@@ -75,16 +84,25 @@ class Benchmark:
         )
         self.thinks = _thinks(models.tokenizer, settings.template_options)
 
-    def warm_up(self, prompt: BenchmarkPrompt) -> None:
+    def warm_up(self, prompt: BenchmarkPrompt) -> float:
         """Decode a few tokens with every method.
 
         After it all methods meet the same target: transformers' own loops leave inactive hooks on
         it, which would cost only those that come later.
+
+        Returns:
+            About how many seconds one turn will take, with all methods, if each output is as long
+            as it may be.
         """
         call = Call("", 0, 0, 0, prompt, self._encode(prompt.turns[:1], []))
         n_tokens = min(WARM_UP_TOKENS, self.settings.max_new_tokens)
+        expected_s = 0.0
         for variant in self.variants:
-            self._decode(variant, call, n_tokens)
+            token_ids, clock = self._decode(variant, call, n_tokens)
+            n_times = (self.settings.max_new_tokens - 1) / max(len(token_ids) - 1, 1)
+            seconds = clock.seconds
+            expected_s += seconds.prefill + seconds.first_draft + seconds.decode * n_times
+        return expected_s
 
     def run_prompt(self, dataset: str, index: int, prompt: BenchmarkPrompt) -> list[Run]:
         """Decode all turns of a prompt with all methods, repeatedly.
@@ -107,10 +125,11 @@ class Benchmark:
         """Decode once with each method, in rotated order, and compare what they made."""
         first = (call.prompt_index + call.turn + call.repeat) % len(self.variants)
         made = [self._run(v, call) for v in self.variants[first:] + self.variants[:first]]
-        runs = sorted(made, key=lambda run: self.variants.index(run.variant))
+        made.sort(key=lambda one: self.variants.index(one.run.variant))
+        runs = [one.run for one in made]
         if self.settings.temperature == 0:
-            plain = next(run for run in runs if run.method == "plain")
-            runs = [run if run is plain else self._compared(run, plain, call) for run in runs]
+            plain = next(one for one in made if one.run.method == "plain")
+            runs = [plain.run if m is plain else self._compared(m, plain, call) for m in made]
         if call.is_last_turn:
             judged = (self.judge.judge(call.prompt, self._text(run)) for run in runs)
             runs = [
@@ -118,10 +137,10 @@ class Benchmark:
             ]
         return runs
 
-    def _run(self, variant: Variant, call: Call) -> Run:
+    def _run(self, variant: Variant, call: Call) -> Decoded:
         token_ids, clock = self._decode(variant, call, self.settings.max_new_tokens)
         cycles = None if variant.method == "plain" else clock.cycles
-        return Run(
+        run = Run(
             dataset=call.dataset,
             prompt_index=call.prompt_index,
             language=call.prompt.language,
@@ -141,15 +160,33 @@ class Benchmark:
                 None if cycles is None else [c.draft_ids[c.n_accepted :].tolist() for c in cycles]
             ),
         )
+        return Decoded(run, clock.target_rows)
 
-    def _compared(self, run: Run, plain: Run, call: Call) -> Run:
-        models = self.models
+    def _compared(self, made: Decoded, plain_made: Decoded, call: Call) -> Run:
+        models, run, plain = self.models, made.run, plain_made.run
         pair = Pair(models.target, models.tokenizer, models.drafter, "")
         found = find_difference(pair, call.input_ids, plain.token_ids, run.token_ids)
         if found is None:
             return replace(run, identical=True)
         index, gap = found.token_index, found.top2_gap
-        return replace(run, identical=False, first_difference=index, top2_gap=gap)
+        run = replace(run, identical=False, first_difference=index, top2_gap=gap)
+        if found.plain_id is None or found.drafted_id is None:
+            return replace(run, rounding=0.0)  # a stop was missed, which no rounding explains
+        rows = [self._row(one, call, index) for one in (plain_made, made)]
+        chosen = doubt(rows, [found.plain_id, found.drafted_id], models.target.dtype)
+        return replace(run, distance=chosen.distance, rounding=chosen.rounding)
+
+    def _row(self, made: Decoded, call: Call, index: int) -> Tensor:
+        """Scores (V,) of new token ``index``, by forwards of the shapes that led to it."""
+        last = call.input_ids.shape[1] + index - 1
+        n_forwards = sum(rows.start <= last for rows in made.target_rows)
+        return replayed_scores(
+            self.models.target,
+            call.input_ids,
+            made.run.token_ids[:index],
+            made.target_rows[:n_forwards],
+            **(self._sampling() | self._stops()),
+        )
 
     def _text(self, run: Run) -> str:
         text: str = self.models.tokenizer.decode(run.token_ids, skip_special_tokens=True)

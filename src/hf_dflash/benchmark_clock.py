@@ -50,9 +50,12 @@ class CallClock(BaseStreamer):
     draft_model: Any | None = None
     target_forwards: list[Forward] = field(default_factory=list)
     draft_forwards: list[Forward] = field(default_factory=list)  # and of the head on their outputs
+    # Of each forward of the target, counted from the prompt's first token; see `near_tie`.
+    target_rows: list[range] = field(default_factory=list)
     _draft_ids: list[Tensor] = field(default_factory=list)  # of each forward of the target
     # Drafts and emitted tokens of each cycle, and how many drafts were accepted, if it was said.
     _emitted: list[tuple[Tensor, Tensor, int | None]] = field(default_factory=list)
+    _n_emitted: int = 0
     _in_target: bool = False
     _saw_prompt: bool = False
     _start: float = 0.0
@@ -176,6 +179,9 @@ class CallClock(BaseStreamer):
 
     def _add_cycle(self, emitted: Tensor, n_accepted: int | None) -> None:
         draft_ids = self._draft_ids[-1]
+        start = self.n_prompt_tokens + self._n_emitted - 1 if self.target_rows else 0
+        self.target_rows.append(range(start, start + 1 + draft_ids.numel()))
+        self._n_emitted += emitted.numel()
         if len(self._draft_ids) == 1:  # the prompt's forward; its last rows may be drafts
             draft_ids = draft_ids[self.n_prompt_tokens - 1 :]
             if draft_ids.numel() == 0:  # the token of the prompt's forward belongs to no cycle

@@ -6,8 +6,9 @@ were made. The result itself is written once, at the end.
 
 import json
 import os
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,34 @@ from .measurement import Measurement, Run, from_plain
 FREE = ("command", "date")
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line: one prompt."""
+
+    runs: list[Run]
+    wall_s: float  # since the prompt before it, or since the start
+
+
 class Journal:
     """Prompts that have been measured, on disk.
 
     Args:
         path: Continued if it holds a run.
         plan: The measurement without runs.
+        start_s: When the command began, by ``time.perf_counter``.
 
     Attributes:
         plan: The same; of a measurement that goes on, as it began: its command and its date.
         done: Runs by data set and prompt.
+        wall_s: Seconds that all of them took, in every sitting, loading and warming up included.
 
     Raises:
         ValueError: ``path`` holds runs of another measurement, or a broken line.
     """
 
-    def __init__(self, path: Path, plan: Measurement) -> None:
+    def __init__(self, path: Path, plan: Measurement, *, start_s: float) -> None:
         self.path, self.plan = path, plan
+        self.wall_s, self._last_s = 0.0, start_s
         self.done: dict[tuple[str, int], list[Run]] = {}
         header = json.dumps(asdict(replace(plan, runs=[])), ensure_ascii=False)
         lines = self._whole_lines()
@@ -53,8 +65,11 @@ class Journal:
         Raises:
             OSError: They cannot be written; what was there before stays.
         """
-        self._append(json.dumps([asdict(run) for run in runs], ensure_ascii=False, allow_nan=False))
-        self.done[runs[0].dataset, runs[0].prompt_index] = list(runs)
+        now = time.perf_counter()
+        entry = Entry(list(runs), now - self._last_s)
+        self._append(json.dumps(asdict(entry), ensure_ascii=False, allow_nan=False))
+        self._last_s = now
+        self._add(entry)
 
     def remove(self) -> None:
         """Delete the file: its runs stand elsewhere."""
@@ -76,9 +91,13 @@ class Journal:
         return content[:n_whole_bytes].splitlines()
 
     def _read(self, line: bytes, where: str) -> None:
-        runs: list[Run] = from_plain(list[Run], _parsed(line, where), where)
-        if runs:
-            self.done[runs[0].dataset, runs[0].prompt_index] = runs
+        entry: Entry = from_plain(Entry, _parsed(line, where), where)
+        if entry.runs:
+            self._add(entry)
+
+    def _add(self, entry: Entry) -> None:
+        self.done[entry.runs[0].dataset, entry.runs[0].prompt_index] = entry.runs
+        self.wall_s += entry.wall_s
 
 
 def refuse_other(kept: Measurement, wanted: Measurement, path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .findings import decoding_words, identical_text, length_text, policy_words, right_text
-from .measurement import Measurement, MethodSummary, Spread, Variant
+from .measurement import Difference, Measurement, MethodSummary, Spread, Variant
 
 COLUMNS = (
     "data set",
@@ -58,7 +58,7 @@ def show(measurement: Measurement, console: Console) -> None:
         caption="speed-up: median over prompts of the ratio to plain decoding of the same prompt, "
         "with quartiles. decode: the same without the prompt and the first draft. tau: tokens a "
         "cycle, mean over outputs. same: outputs equal to plain decoding's. stock: transformers' "
-        "own block loop.",
+        "own block loop." + _wall_time(measurement),
         box=SIMPLE,
         padding=0,  # the box parts columns by a blank, so that the table fits 80 of them
     )
@@ -75,7 +75,24 @@ def show(measurement: Measurement, console: Console) -> None:
             )
     console.print(table)
     for method in summary.overall:
-        _show_differences(method, console)
+        _show_differences(method, provenance.dtype, console)
+
+
+def duration(seconds: float) -> str:
+    """As people say it, to the minute if it is one or more.
+
+    >>> duration(7.6), duration(61), duration(7300)
+    ('8 s', '1 min', '2 h 2 min')
+    """
+    if seconds < 59.5:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _wall_time(measurement: Measurement) -> str:
+    seconds = measurement.wall_s
+    return "" if seconds is None else f" All of it took {duration(seconds)}."
 
 
 def _row(dataset: str, measurement: Measurement, method: MethodSummary) -> tuple[str, ...]:
@@ -102,7 +119,13 @@ def _ratio(spread: Spread | None) -> tuple[str, str]:
     return f"{spread.median:.2f}", f"{spread.low:.2f}-{spread.high:.2f}"
 
 
-def _show_differences(method: MethodSummary, console: Console) -> None:
+def is_error(difference: Difference, dtype: str) -> bool:
+    """Whether a difference shows that a decode loop is wrong; what was not measured does not."""
+    return dtype == "float32" or difference.is_near_tie is False
+
+
+def _show_differences(method: MethodSummary, dtype: str, console: Console) -> None:
+    """Errors first."""
     differences = [] if method.identity is None else method.identity.differences
     if not differences:
         return
@@ -110,11 +133,13 @@ def _show_differences(method: MethodSummary, console: Console) -> None:
         f"{method.variant.label}: {len(differences)} outputs differ from plain decoding, each from "
         "a token on where the target's two best logits differ by"
     )
+    differences = sorted(differences, key=lambda d: not is_error(d, dtype))
     for d in differences[:MOST_DIFFERENCES]:
         gap = "unknown" if d.top2_gap is None else f"{d.top2_gap:.4f}"
+        tie = {None: "", True: ", a near tie", False: ", NO near tie"}[d.is_near_tie]
         console.print(
             f"  {d.dataset} prompt {d.prompt_index + 1}, turn {d.turn + 1}, token "
-            f"{d.first_difference + 1}: {gap}"
+            f"{d.first_difference + 1}: {gap}{tie}"
         )
     if len(differences) > MOST_DIFFERENCES:
         console.print(f"  and {len(differences) - MOST_DIFFERENCES} more, in the file")

@@ -82,7 +82,8 @@ class Measurement:
     ``prompts`` holds, by data set, the user turns of each prompt: one, or several for a data set
     of conversations. ``runs[i].prompt_index`` and ``runs[i].turn`` point into it. ``token_texts``
     spells every token id of the runs (see `spell`), so that a report needs no tokenizer; it may be
-    empty.
+    empty. ``wall_s`` is what the command took, loading and comparing included, in all its sittings
+    up to the last prompt each of them finished; of several processes, the slowest one.
     """
 
     provenance: Provenance
@@ -90,6 +91,7 @@ class Measurement:
     prompts: dict[str, list[list[str]]]
     runs: list[Run]
     token_texts: dict[str, str] = field(default_factory=dict)
+    wall_s: float | None = None  # older files do not have it
 
     @cached_property
     def summary(self) -> Summary:
@@ -236,6 +238,11 @@ def check_run(run: Run, where: str) -> None:
             (run.identical is False) == (run.first_difference is not None),
             "`first_difference` must be there exactly where `identical` is false",
             (run.identical, run.first_difference),
+        ),
+        (
+            run.rounding is None or (run.identical is False and run.rounding >= 0),
+            "`rounding` must not be negative, and be there only where `identical` is false",
+            (run.identical, run.rounding),
         ),
     )
     for holds, rule, got in rules:

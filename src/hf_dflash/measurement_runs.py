@@ -116,6 +116,10 @@ class Run:
     first_difference: int | None = None  # index among the new tokens
     # How much the target's best logit exceeds its second best there, float32.
     top2_gap: float | None = None
+    # How much it exceeds the worse of the two tokens' there, and how far rounding moves a logit
+    # (see `near_tie`). No distance: one output ends there. No rounding: it was not measured.
+    distance: float | None = None
+    rounding: float | None = None
     correct: bool | None = None  # by the data set's own metric; None: it has none
     cycle_seconds: CycleSeconds | None = None
     # By cycle, the drafts that were not emitted, in order; None where they were not recorded.
@@ -125,6 +129,13 @@ class Run:
     def variant(self) -> "Variant":
         """The method with what distinguishes it."""
         return Variant(self.method, self.mode, self.block_size)
+
+    @property
+    def is_near_tie(self) -> bool | None:
+        """Whether rounding explains the first difference; None without one, or if not measured."""
+        if self.rounding is None:
+            return None
+        return self.distance is not None and is_near_tie(self.distance, self.rounding)
 
     @property
     def prompt_key(self) -> tuple[str, int, int]:
@@ -150,6 +161,15 @@ class Run:
         if len(self.token_ids) < 2:
             return None
         return len(self.token_ids) / self.seconds.decode
+
+
+def is_near_tie(distance: float, rounding: float) -> bool:
+    """Whether a logit can pass one that exceeds it by ``distance`` if each moves by ``rounding``.
+
+    >>> is_near_tie(0.25, 0.125), is_near_tie(0.3, 0.125)
+    (True, False)
+    """
+    return distance <= 2 * rounding
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Difference:
     repeat: int
     first_difference: int
     top2_gap: float | None
+    is_near_tie: bool | None = None  # None: not measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,13 @@ def _identity(runs: Iterable[Run]) -> Identity | None:
     if not compared:
         return None
     differences = [
-        Difference(*run.prompt_key, run.repeat, run.first_difference or 0, run.top2_gap)
+        Difference(
+            *run.prompt_key,
+            run.repeat,
+            run.first_difference or 0,
+            run.top2_gap,
+            run.is_near_tie,
+        )
         for run in compared
         if not run.identical
     ]

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,9 +113,8 @@ def regenerate_answers(
         with tqdm(total=len(missing), desc="Answers", unit="answer") as bar:
             for planned in _batches(rows, batch_size):
                 batch = [i for i in planned if prompt_id(wanted[i]) not in file.done]
-                answers = writer.answer([rows[i] for i in batch])
+                answers = writer.answer([rows[i] for i in batch], on_ended=bar.update)
                 file.append(map(record, [wanted[i] for i in batch], answers))
-                bar.update(len(batch))
     return RegenerationReport(
         n_answered=len(missing),
         n_found=len(rows) - len(missing),
@@ -141,13 +140,13 @@ class _LocalWriter:
         self.seed = seed
         self.end_ids = set(torch.tensor(config.eos_token_id).reshape(-1).tolist())
 
-    def answer(self, rows: list[list[int]]) -> list[Answer]:
-        """Answer the prompts ``rows`` of token ids."""
+    def answer(self, rows: list[list[int]], on_ended: Callable[[int], object]) -> list[Answer]:
+        """Answer the prompts ``rows`` of token ids; ``on_ended`` takes the count of those ended."""
         with torch.random.fork_rng(enabled=self.config.do_sample):
             if self.config.do_sample:
                 # By the batch's content: the rest of an interrupted run draws as it would have.
                 torch.manual_seed(int(digest([self.seed, rows])[:15], 16))
-            return [self._answer(ids) for ids in self._generate(rows)]
+            return [self._answer(ids) for ids in self._generate(rows, on_ended)]
 
     def _answer(self, ids: list[int]) -> Answer:
         finished = ids[-1] in self.end_ids
@@ -155,7 +154,9 @@ class _LocalWriter:
         text = self.tokenizer.decode(shown, skip_special_tokens=True)
         return Answer({"role": "assistant", "content": text}, ids, finished)
 
-    def _generate(self, rows: list[list[int]]) -> list[list[int]]:
+    def _generate(
+        self, rows: list[list[int]], on_ended: Callable[[int], object]
+    ) -> list[list[int]]:
         answers: list[list[int]] = [[] for _ in rows]
         unfinished = list(range(len(rows)))
         n_made = 0
@@ -165,7 +166,10 @@ class _LocalWriter:
             for i, ids in zip(unfinished, made, strict=True):
                 answers[i] += ids
             n_made += n_new
+            n_before = len(unfinished)
             unfinished = [i for i in unfinished if answers[i][-1] not in self.end_ids]
+            on_ended(n_before - len(unfinished))
+        on_ended(len(unfinished))  # cut
         return answers
 
     @torch.inference_mode()

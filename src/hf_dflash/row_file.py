@@ -44,10 +44,13 @@ def open_rows(path: Path) -> ChatRows | RowFile:
     """Open prepared rows; gzipped ones, which cannot be read from the middle, are loaded.
 
     Raises:
-        ValueError: If there is no such file, or gzipped rows are not whole.
+        ValueError: If there is no such file, it holds no row, or gzipped rows are not whole.
     """
     if not path.is_file():
         raise ValueError(
             f"There are no prepared rows at {path}. Make them with `hf-dflash prepare`."
         )
-    return load_rows(path) if path.suffix == ".gz" else RowFile(path)
+    rows = load_rows(path) if path.suffix == ".gz" else RowFile(path)
+    if not len(rows):
+        raise ValueError(f"{path} is empty. Make rows of chats with `hf-dflash prepare`.")
+    return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,10 @@ from chat_tokenizers import (
     with_template,
 )
 from checks import mixed
-from hf_dflash.benchmark import Benchmark, variants_of
+from hf_dflash.benchmark import Benchmark, Call, variants_of
 from hf_dflash.benchmark_data import BenchmarkPrompt
 from hf_dflash.benchmark_quality import Judge
-from hf_dflash.measurement import Run, Settings, check_run
+from hf_dflash.measurement import Run, Seconds, Settings, check_run
 from pairs import scripted, tiny_target
 
 METHODS = ["plain", "dflash", "stock_dflash", "prompt_lookup", "assistant_model"]
@@ -218,21 +219,53 @@ def test_a_template_that_thinks_unasked_is_known(
 def test_a_difference_is_recorded_with_its_place_and_gap() -> None:
     bench = benchmark(methods=["plain", "dflash"])
     plain = bench.run_prompt("set", 0, PROMPT)[0]
+    prompt_ids = bench._encode(PROMPT.turns, [])
+    common = torch.cat([prompt_ids, torch.tensor([plain.token_ids[:7]])], dim=1)
+    logits = bench.models.target(common).logits[0, -1].detach()
+    first, second = logits.topk(2).values.tolist()
     decode = bench._decode
 
     def one_token_off(variant: Any, call: Any, n: int) -> Any:
         ids, clock = decode(variant, call, n)
         if variant.method == "dflash":
-            ids[7] = (ids[7] + 1) % 300
+            ids[7] = int(logits.argmin())
         return ids, clock
 
     bench._decode = one_token_off  # type: ignore[method-assign]
     run = bench.run_prompt("set", 0, PROMPT)[1]
     assert (run.identical, run.first_difference) == (False, 7)
-    prompt_ids = bench._encode(PROMPT.turns, [])
-    common = torch.cat([prompt_ids, torch.tensor([plain.token_ids[:7]])], dim=1)
-    first, second = bench.models.target(common).logits[0, -1].topk(2).values.tolist()
     assert run.top2_gap == pytest.approx(first - second)
+    assert run.distance == pytest.approx(first - float(logits.min()))
+    assert run.distance > 2 * run.rounding > 0
+    assert run.is_near_tie is False
+
+
+def test_an_output_that_goes_on_behind_the_end_is_no_near_tie() -> None:
+    bench = benchmark(methods=["plain", "dflash"])
+    decode = bench._decode
+
+    def cut(variant: Any, call: Any, n: int) -> Any:
+        ids, clock = decode(variant, call, n)
+        return (ids[:9] if variant.method == "plain" else ids), clock
+
+    bench._decode = cut  # type: ignore[method-assign]
+    run = bench.run_prompt("set", 0, PROMPT)[1]
+    assert (run.first_difference, run.distance, run.rounding) == (9, None, 0.0)
+    assert run.is_near_tie is False
+
+
+@pytest.mark.parametrize("penalty", [None, 1.3])
+def test_rows_are_those_that_each_method_chose_from(penalty: float | None) -> None:
+    models = bench_models()
+    models.target.generation_config.repetition_penalty = penalty
+    bench = benchmark(models)
+    call = Call("set", 0, 0, 0, PROMPT, bench._encode(PROMPT.turns, []))
+    for variant in bench.variants:
+        made = bench._run(variant, call)
+        assert any(len(rows) > 1 for rows in made.target_rows[1:]) == (variant.method != "plain")
+        for index in (0, 1, 9, N_NEW - 1):
+            chosen = int(bench._row(made, call, index).argmax())
+            assert chosen == made.run.token_ids[index], (variant.label, index)
 
 
 def test_sampling_is_reproducible_and_not_compared() -> None:
@@ -272,8 +305,20 @@ def test_warming_up_runs_every_method_once() -> None:
         return generate(**options)
 
     bench.models.target.generate = counted
-    bench.warm_up(PROMPT)
+    expected_s = bench.warm_up(PROMPT)
     assert calls == ["16"] * len(METHODS)
+    assert expected_s > 0
+
+
+def test_the_expected_time_is_that_of_outputs_as_long_as_they_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = benchmark(methods=["plain", "dflash"], max_new_tokens=61)
+    clock = SimpleNamespace(seconds=Seconds(prefill=1.0, first_draft=0.5, decode=2.0))
+    monkeypatch.setattr(bench, "_decode", lambda *_: ([5] * 16, clock))
+    assert bench.warm_up(PROMPT) == 2 * (1.0 + 0.5 + 2.0 * 60 / 15)
+    monkeypatch.setattr(bench, "_decode", lambda *_: ([5], clock))  # ended at once
+    assert bench.warm_up(PROMPT) == 2 * (1.0 + 0.5 + 2.0 * 60)
 
 
 def test_the_assistants_schedule_begins_anew_in_every_call() -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from bench_pairs import saved_models
-from hf_dflash import benchmark_command, cli
+from bench_pairs import WRITTEN, saved_models
+from hf_dflash import benchmark_command, chain_decoding, cli
 from hf_dflash.benchmark import Benchmark
 from hf_dflash.benchmark_command import BenchOptions, run_bench
 from hf_dflash.measurement import Measurement, Run, read_measurement
+from hf_dflash.verification import verify_greedy
+from pairs import tiny_target
 
 ROWS = [
     {"prompt": "Hello", "answer": "7"},
@@ -54,8 +55,10 @@ def result_of(tmp_path: Path) -> Measurement:
 def test_everything_is_measured_shown_and_written(options: list[str], tmp_path: Path) -> None:
     shown = bench(*options)
     assert shown.exit_code == 0, shown.output
-    for part in ("mine", "dflash B4", "stock B4", "lookup", "assistant", "4/4"):
+    parts = ("mine", "dflash B4", "stock B4", "lookup", "assistant", "4/4", "to go, less where")
+    for part in parts:
         assert part in shown.stdout, part
+    assert "All of it took" in " ".join(shown.stdout.split())
     measurement = result_of(tmp_path)
     assert len(measurement.runs) == 4 * N_METHODS  # one prompt has two turns
     assert measurement.prompts == {"mine": [["Hello"], ["yes", "think"], ["the answer"]]}
@@ -68,6 +71,13 @@ def test_everything_is_measured_shown_and_written(options: list[str], tmp_path: 
     assert drafted.identity.n_identical == drafted.identity.n_compared == 4
     assert 1 < drafted.acceptance.micro < 4
     assert drafted.quality.n_judged == 1
+    assistant = measurement.summary.overall[-1]
+    assert assistant.method == measurement.settings.methods[-1] == "assistant_model"
+    assert assistant.identity.n_identical == 4
+    n_drafts = sum(sum(r.n_drafted) for r in measurement.runs if r.method == "assistant_model")
+    n_accepted = sum(sum(r.n_accepted) for r in measurement.runs if r.method == "assistant_model")
+    assert 0 < n_accepted < n_drafts
+    assert assistant.speedup.n == 4
     spelled = {i for run in measurement.runs for i in run.token_ids}
     assert {str(i) for i in spelled} <= {*measurement.token_texts}
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["bench.json"]
@@ -120,7 +130,9 @@ def test_an_interrupted_run_goes_on(
     assert not (tmp_path / "out" / "bench.json").exists()
     assert bench(*options).exit_code == 0
     assert watched.measured == [0, 1, 2], "the first prompt was not measured twice"
-    assert len(result_of(tmp_path).runs) == 4 * N_METHODS
+    whole = result_of(tmp_path)
+    assert len(whole.runs) == 4 * N_METHODS
+    assert whole.wall_s > sum(run.seconds.total for run in whole.runs), "both sittings count"
 
 
 def test_a_finished_run_is_shown_again_and_another_one_refused(
@@ -139,31 +151,58 @@ def test_a_finished_run_is_shown_again_and_another_one_refused(
     assert (tmp_path / "out" / "bench.json").read_bytes() == before
 
 
-def broken(runs: list[Run]) -> list[Run]:
-    return [
-        replace(run, identical=False, first_difference=3, top2_gap=0.25)
-        if run.method == "dflash"
-        else run
-        for run in runs
-    ]
+def one_draft_too_many(draft_ids: Any, target_ids: Any, stop_ids: Any) -> Any:
+    """A verifier that believes the first draft whatever the target says."""
+    believed = target_ids.clone()
+    believed[: min(1, len(draft_ids))] = draft_ids[:1]
+    return verify_greedy(draft_ids, believed, stop_ids)
 
 
-@pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0)])
-def test_a_difference_fails_in_float32_after_the_result_is_written(
-    options: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    dtype: str,
-    status: int,
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_verifier_fails_in_every_dtype_after_the_result_is_written(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    run_prompt = Benchmark.run_prompt
-    monkeypatch.setattr(Benchmark, "run_prompt", lambda *args: broken(run_prompt(*args)))
+    monkeypatch.setattr(chain_decoding, "verify_greedy", one_draft_too_many)
     shown = bench(*options, "--dtype", dtype)
-    assert shown.exit_code == status
-    assert "dflash, block 4: 4 outputs differ" in shown.stdout
-    assert "0.2500" in shown.stdout
-    assert ("FAILED: in float32 every method must" in shown.stderr) == (status == 1)
-    assert result_of(tmp_path).summary.overall[1].identity.n_identical == 0
+    assert shown.exit_code == 1
+    assert f"FAILED: in {dtype} outputs may part from plain decoding's" in shown.stderr
+    assert "dflash, block 4 (" in shown.stderr
+    assert "stock" not in shown.stderr
+    assert ", NO near tie" in shown.stdout
+    differing = result_of(tmp_path).summary.overall[1].identity.differences
+    assert any(d.is_near_tie is False and d.top2_gap > 0.1 for d in differing)
+    assert bench(*options, "--dtype", dtype).exit_code == 1, "the kept result fails, too"
+
+
+class Twins:
+    """Makes two tokens' rows of the target's head alike, and the drafter's outputs name either."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        decode = Benchmark._decode
+
+        def other_twin(benchmark: Benchmark, variant: Any, call: Any, n: int) -> Any:
+            rows = benchmark.models.target.lm_head.weight.data
+            rows[WRITTEN[1]] = rows[WRITTEN[0]]
+            ids, clock = decode(benchmark, variant, call, n)
+            if variant.method == "dflash":
+                ids = [WRITTEN[1] if i == WRITTEN[0] else i for i in ids]
+            return ids, clock
+
+        monkeypatch.setattr(Benchmark, "_decode", other_twin)
+
+
+@pytest.mark.parametrize(("dtype", "status"), [("float32", 1), ("bfloat16", 0), ("float16", 0)])
+def test_a_tie_is_an_error_in_float32_only(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, status: int
+) -> None:
+    Twins(monkeypatch)
+    shown = bench(*options, "--dtype", dtype)
+    assert shown.exit_code == status, shown.output
+    assert ("FAILED: in float32" in shown.stderr) == (status == 1)
+    drafted = result_of(tmp_path).summary.overall[1]
+    assert drafted.identity.differences
+    assert all(d.is_near_tie for d in drafted.identity.differences)
+    assert "0.0000, a near tie" in shown.stdout
 
 
 def test_baselines_can_be_left_out(options: list[str], tmp_path: Path) -> None:
@@ -204,6 +243,19 @@ def test_bad_input_is_one_line(options: list[str], extra: list[str], message: st
     assert shown.exit_code == 2
     assert shown.stderr.count("\n") == 1
     assert message in shown.stderr
+
+
+def test_an_assistant_must_be_a_model_of_the_targets_vocabulary(
+    options: list[str], pair: dict[str, str], tmp_path: Path
+) -> None:
+    tiny_target(vocab_size=300).save_pretrained(tmp_path / "other")
+    for folder, message in (
+        (str(tmp_path / "other"), "have the target's vocabulary of 360 tokens, got 300. Give a"),
+        (pair["drafter"], "be a model that writes text by itself, got"),
+    ):
+        shown = bench(*options, "--assistant", folder)
+        assert shown.exit_code == 2
+        assert f"`assistant` must {message}" in shown.stderr
 
 
 def test_a_data_set_is_needed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ FIRST, SECOND = pair_of_runs(), pair_of_runs(3.0, prompt_index=1)
 
 
 def journal(tmp_path: Path, plan: Measurement = PLAN) -> Journal:
-    return Journal(tmp_path / "bench.json.rank0.jsonl", plan)
+    return Journal(tmp_path / "bench.json.rank0.jsonl", plan, start_s=0.0)
 
 
 def test_what_was_measured_is_there_again(tmp_path: Path) -> None:
@@ -26,6 +26,22 @@ def test_what_was_measured_is_there_again(tmp_path: Path) -> None:
     assert again.done == {("gsm8k", 0): FIRST, ("gsm8k", 1): SECOND} == kept.done
     again.remove()
     assert not journal(tmp_path).done
+
+
+def test_the_seconds_of_all_sittings_are_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([7.0, 12.5])
+    monkeypatch.setattr("hf_dflash.benchmark_journal.time.perf_counter", lambda: next(now))
+    path = tmp_path / "bench.json.rank0.jsonl"
+    kept = Journal(path, PLAN, start_s=2.0)
+    kept.append(FIRST)
+    assert kept.wall_s == 5.0
+    again = Journal(path, PLAN, start_s=12.0)  # the time between the sittings is nobody's
+    assert again.wall_s == 5.0
+    again.append(SECOND)
+    assert again.wall_s == 5.5
+    assert journal(tmp_path).wall_s == 5.5
 
 
 @pytest.mark.parametrize("n_bytes_kept", [1, 50, -1])
@@ -96,7 +112,7 @@ def test_a_run_that_measured_nothing_binds_no_other(tmp_path: Path) -> None:
 def test_a_broken_line_is_named(tmp_path: Path) -> None:
     kept = journal(tmp_path)
     kept.append(FIRST)
-    kept.path.write_text(kept.path.read_text().replace("[{", "[{{"))
+    kept.path.write_text(kept.path.read_text().replace('"runs": [{', '"runs": [{{'))
     with pytest.raises(ValueError, match=r"rank0\.jsonl, line 2: not JSON .*Delete the file"):
         journal(tmp_path)
 

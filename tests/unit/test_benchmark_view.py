@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from hf_dflash.benchmark_view import progress, show
 from hf_dflash.measurement import Measurement
-from measurements import measurement, pair_of_runs, run
+from measurements import measurement, pair_of_runs, provenance, run
 
 
 def shown(whole: Measurement, width: int = 110) -> str:
@@ -38,15 +40,25 @@ def test_sampling_is_said() -> None:
     assert "sampled at temperature 0.7" in shown(measurement(settings=settings))
 
 
+@pytest.mark.parametrize(("wall_s", "said"), [(200.4, True), (None, False)])
+def test_the_time_that_all_of_it_took_is_said(wall_s: float | None, said: bool) -> None:
+    text = " ".join(shown(measurement(wall_s=wall_s)).split())
+    assert ("All of it took 3 min." in text) == said
+    assert ("All of it took" in text) == said
+
+
 def test_each_difference_is_shown_with_its_gap_and_no_more_than_can_be_read() -> None:
     differing = [
         run(repeat=i, identical=False, first_difference=5, top2_gap=0.0 if i else None)
         for i in range(12)
     ]
-    text = shown(measurement([*pair_of_runs()[:1], *differing]))
+    differing[11] = replace(differing[11], top2_gap=2.5, distance=2.5, rounding=0.1)
+    whole = measurement([*pair_of_runs()[:1], *differing], provenance=provenance(dtype="bfloat16"))
+    text = shown(whole)
     assert "dflash, block 8: 12 outputs differ from plain decoding" in text
     assert "gsm8k prompt 1, turn 1, token 6: unknown" in text
-    assert text.count("token 6: 0.0000") == 9
+    assert "token 6: 2.5000, NO near tie\n" in text, "errors come first"
+    assert text.count("token 6: 0.0000\n") == 8
     assert "and 2 more, in the file" in text
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 import published_folders as folders
 from hf_dflash.convert import convert
 from hf_dflash.doctor import as_dict, examine
+from hf_dflash.doctor_facts import ENGINES
 from hf_dflash.doctor_view import show
 from pairs import random_drafter, tiny_target
 
@@ -201,3 +202,27 @@ def test_the_table_and_the_json_say_the_same(target, tmp_path):
         for finding in verdict["findings"]:
             assert finding["subject"] in text
     assert "use_sliding_window" in text
+
+
+def shown(examination):
+    console = Console(width=200, record=True, file=io.StringIO())
+    show(examination, console)
+    return console.export_text()
+
+
+def test_a_fault_that_engines_share_is_told_once(tmp_path):
+    source = saved(tmp_path / "d")
+    (source / "model.safetensors").unlink()
+    text = shown(examine(source))
+    assert text.count("has no model.safetensors") == 1
+    rows = [line.split("\u2502") for line in text.splitlines() if "\u2502" in line]
+    names = [cells[1].strip() for cells in rows]
+    assert names[:2] == ["hf-dflash", "trust_remote_code"], "one row of several engines"
+    assert rows[1][2].strip() == ""
+    assert {*ENGINES} <= {*names}
+    nested = folders.config_of(source)["dflash_config"]
+    folders.edit_config(source, is_causal=True, dflash_config={**nested, "causal": False})
+    text = shown(examine(source))
+    assert text.count("has no model.safetensors") == 1
+    assert "weights: as for hf-dflash." in text, "where an engine has another fault besides"
+    assert text.count("differ. Write `is_causal`") == 1

@@ -1,10 +1,9 @@
 import json
 
 import pytest
-import torch
 
 from equality import failures, open_record, summarise
-from near_tie import CONTENDERS, Difference, cycle_of, shape_rounding
+from near_tie import Difference, cycle_of
 
 
 def _row(kind="list", *, n_tokens=10, forwards=5, n_accepted=(1, 1, 1, 2), near_tie=None):
@@ -75,15 +74,3 @@ def test_a_token_is_found_in_its_cycle():
     assert cycle_of(4, cycles, [7, 2]) == (4, 3)
     with pytest.raises(IndexError, match=r"`index` 5 is in no cycle; 5 tokens"):
         cycle_of(5, cycles, [7, 7])
-
-
-def test_rounding_is_measured_on_the_tokens_that_could_win():
-    one_row = torch.arange(64, dtype=torch.float32) / 2  # best is 31.5: steps of 0.125 in bfloat16
-    block = one_row.clone()
-    block[0] += 9.0  # far below the best: of no interest
-    pair = torch.tensor([63, 62])
-    assert shape_rounding(one_row, block, pair, torch.bfloat16) == 0.0625
-    block[63 - CONTENDERS + 1] += 0.5
-    assert shape_rounding(one_row, block, pair, torch.bfloat16) == 0.5
-    assert shape_rounding(one_row, one_row, pair, torch.float32) == 2.0**-20
-    assert shape_rounding(one_row, block, torch.tensor([0, 1]), torch.bfloat16) == 9.0

@@ -5,8 +5,10 @@ import re
 import huggingface_hub
 import pytest
 
+import published_folders as folders
 from hf_dflash import smollm2
 from hf_dflash.loading import check_source, load_tokenizer
+from pairs import random_drafter, tiny_target
 
 
 class ConnectError(Exception):
@@ -44,6 +46,26 @@ def test_a_folder_and_what_is_cached_ask_nobody(asked, monkeypatch, tmp_path):
     check_source(str(tmp_path), "target")
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: "config.json")
     check_source("me/cached", "target")
+    assert asked == []
+
+
+def test_a_drafter_is_no_target(asked, monkeypatch, tmp_path):
+    target = tiny_target()
+    target.save_pretrained(tmp_path / "target")
+    check_source(str(tmp_path / "target"), "target")
+    drafters = {"ours": tmp_path / "ours", "zlab": folders.zlab(tmp_path / "zlab")}
+    random_drafter(target).save_pretrained(drafters["ours"])
+    drafters["speculators"] = folders.speculators(tmp_path / "speculators", target, "org/t")
+    for folder in map(str, drafters.values()):
+        check_source(folder, "drafter")
+        for argument in ("target", "assistant"):
+            message = f"`{argument}` must be a model that writes text by itself, got {folder}"
+            with pytest.raises(ValueError, match=re.escape(message)):
+                check_source(folder, argument)
+    config = str(drafters["ours"] / "config.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_: config)
+    with pytest.raises(ValueError, match="got me/drafter, which is a drafter"):
+        load_tokenizer("me/drafter")
     assert asked == []
 
 

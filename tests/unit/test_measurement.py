@@ -124,6 +124,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
         ),
         ({"identical": False}, "`first_difference` must be there exactly where"),
         ({"first_difference": 3}, "`first_difference` must be there exactly where"),
+        ({"rounding": 0.1}, "`rounding` must not be negative, and be there only where"),
         ({"prompt_index": 3}, "must answer one of `prompts`, got turn 0 of prompt 3"),
         ({"turn": 2}, "must answer one of `prompts`, got turn 2 of prompt 0"),
     ],

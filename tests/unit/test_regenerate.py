@@ -90,6 +90,18 @@ def test_answers_in_batches_are_those_that_each_prompt_gives_alone(target, token
     assert {record["finished"] for record in made.values()} == {True, False}
 
 
+def test_the_bar_moves_with_every_answer(target, tokenizer, tmp_path, monkeypatch):
+    moves = []
+    update = regenerate.tqdm.update
+    monkeypatch.setattr(
+        regenerate.tqdm, "update", lambda bar, n=1: (moves.append(n), update(bar, n))
+    )
+    run(target, tokenizer, tmp_path / "a.jsonl", batch_size=len(PROMPTS))
+    ended = [n for n in moves if n]
+    assert sum(ended) == len(PROMPTS)
+    assert len(ended) > 2, "one batch, and it moved as answers ended"
+
+
 def test_a_target_without_a_padding_token_answers_the_same(target, tokenizer, tmp_path):
     bare = copy.deepcopy(target)
     bare.generation_config.pad_token_id = None

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import pickle
 from pathlib import Path
 
@@ -50,3 +51,11 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
         ValueError, match=r"no prepared rows at .*/x. Make them with `hf-dflash pre"
     ):
         open_rows(tmp_path / "x")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_file_without_a_row_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"") if path.suffix == ".gz" else b"")
+    with pytest.raises(ValueError, match=rf"{name} is empty. Make rows of chats with"):
+        open_rows(path)
