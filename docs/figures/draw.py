@@ -227,8 +227,7 @@ def draw_weights() -> Figure:
 
 
 def _weight_curve(axes: Axes, n_drafts: int, gamma: float, colour: Any, label: str) -> None:
-    # Rounded: the last bits of float32 differ between machines.
-    weights = [round(weight, 4) for weight in decay_weights(n_drafts, gamma).tolist()]
+    weights = decay_weights(n_drafts, gamma).tolist()
     slots = range(1, n_drafts + 1)
     axes.plot(slots, weights, marker="o", ms=3.5, lw=1.6, color=colour, label=label)
 

@@ -77,9 +77,11 @@ def read_chats(source: str | Path, *, split: str = "train") -> Iterator[Chat]:
 
     Raises:
         ValueError: If a record is broken; the message says where it stands. Or if ``source`` is
-            neither a file of a known kind nor like the name of a dataset.
-        RuntimeError: If a package that is needed to read ``source`` is not installed.
-        PermissionError, ConnectionError: See `hub_errors.plain_dataset_errors`.
+            neither a file of a known kind nor a dataset that the Hub has for you.
+        RuntimeError: If a package that is needed to read ``source`` is not installed, or the
+            Hub is in trouble.
+        PermissionError: If the dataset is gated, or the Hub does not accept the token.
+        ConnectionError: If the Hub cannot be reached.
     """
     path = Path(source)
     if path.is_file():
