@@ -2,7 +2,7 @@
 
 Repositories live in memory. A commit is all there or not at all, large files are kept by their
 sha256 as on the Hub, and every request is written down. `breaks_at` has the server drop one kind
-of request, as a network that goes away does.
+of request, as a network that goes away does; `refusals` have it answer with an error.
 """
 
 from __future__ import annotations
@@ -30,6 +30,16 @@ class Repository:
     messages: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Refusal:
+    """An error instead of an answer."""
+
+    at: str  # a regular expression of "METHOD path"
+    status: int
+    code: str = ""  # by which the client knows what is meant
+    times: int = 1000  # after that it is answered
+
+
 class HubStandIn:
     """The server, its repositories and what it was asked."""
 
@@ -38,6 +48,7 @@ class HubStandIn:
         self.large_files: dict[str, bytes] = {}  # by sha256, also of no commit yet
         self.requests: list[str] = []
         self.breaks_at: str | None = None  # a regular expression of "METHOD path"
+        self.refusals: list[Refusal] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -84,6 +95,12 @@ class HubStandIn:
                     self.close_connection = True  # without an answer
                     self.connection.close()
                     return
+                for refusal in hub.refusals:
+                    if refusal.times and re.search(refusal.at, asked):
+                        refusal.times -= 1
+                        headers = {"X-Error-Code": refusal.code} if refusal.code else {}
+                        self._send(refusal.status, b"<html>raw</html>", headers)
+                        return
                 known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
                 if not known and self.command != "PUT":  # a large file goes to a signed address
                     self._send(401, {"error": "Invalid username or password."})
@@ -118,8 +135,13 @@ class HubStandIn:
             (r"POST /(?P<repo>.+)\.git/info/lfs/objects/batch", self._lfs_batch),
             (r"PUT /large/(?P<oid>\w+)", self._lfs_upload),
             (r"(GET|HEAD) /(?P<repo>.+)/resolve/(?P<revision>[^/]+)/(?P<name>.+)", self._resolve),
-            (r"GET /api/models/(?P<repo>.+)/tree/(?P<revision>[^/]+)(/.*)?", self._tree),
-            (r"GET /api/models/(?P<repo>[^/]+/[^/]+)(/revision/.*)?", self._info),
+            (r"GET /api/(models/)?(?P<repo>.+)/tree/(?P<revision>[^/]+)(/.*)?", self._tree),
+            (r"POST /api/(models/)?(?P<repo>.+)/paths-info/(?P<revision>[^/]+)", self._tree),
+            (r"GET /api/(?P<repo>datasets/[^/]+/[^/]+)/auth-check", self._is_there),
+            (
+                r"GET /api/(models/|(?=datasets/))(?P<repo>(datasets/)?[^/]+/[^/]+)(/revision/.*)?",
+                self._info,
+            ),
         )
         for pattern, route in routes:
             match = re.fullmatch(pattern, f"{method} {path}")
@@ -217,6 +239,9 @@ class HubStandIn:
         siblings = [{"rfilename": name} for name in files]
         return 200, {"id": repo, "sha": commit_of(files), "siblings": siblings, "tags": []}
 
+    def _is_there(self, **_: Any) -> tuple[Any, ...]:
+        return 200, {}
+
     def _tree(self, repo: str, revision: str, **_: Any) -> tuple[Any, ...]:
         files = self.repositories[repo].branches.get(revision, self.files(repo))
         entries = [
@@ -226,7 +251,11 @@ class HubStandIn:
         return 200, entries
 
     def _resolve(self, repo: str, revision: str, name: str, **_: Any) -> tuple[Any, ...]:
-        files = self.repositories[repo].branches.get(revision, self.files(repo))
+        branches = self.repositories[repo].branches
+        named = branches | {commit_of(files): files for files in branches.values()}
+        if revision not in named:
+            return 404, {"error": "Invalid rev id"}, {"X-Error-Code": "RevisionNotFound"}
+        files = named[revision]
         if name not in files:
             return 404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"}
         headers = {"ETag": f'"{oid_of(name, files[name])}"', "X-Repo-Commit": commit_of(files)}

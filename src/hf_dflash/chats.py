@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .hub_errors import plain_dataset_errors
+
 Message = dict[str, Any]
 Record = dict[str, Any]
 
@@ -75,8 +77,11 @@ def read_chats(source: str | Path, *, split: str = "train") -> Iterator[Chat]:
 
     Raises:
         ValueError: If a record is broken; the message says where it stands. Or if ``source`` is
-            neither a file of a known kind nor like the name of a dataset.
-        RuntimeError: If a package that is needed to read ``source`` is not installed.
+            neither a file of a known kind nor a dataset that the Hub has for you.
+        RuntimeError: If a package that is needed to read ``source`` is not installed, or the
+            Hub is in trouble.
+        PermissionError: If the dataset is gated, or the Hub does not accept the token.
+        ConnectionError: If the Hub cannot be reached.
     """
     path = Path(source)
     if path.is_file():
@@ -260,5 +265,7 @@ def _records_of_hub(name: str, split: str) -> Iterator[tuple[str, object]]:
             f"`source` {name} is no file here, and reading a dataset of the Hub needs `datasets`: "
             "pip install 'hf-dflash[train]'."
         ) from error
-    for number, row in enumerate(load_dataset(name, split=split, streaming=True)):
-        yield f"{name}, {split}, row {number}", row
+    instead = "Connect, or give a file (.jsonl, .jsonl.gz, .parquet)."
+    with plain_dataset_errors(name, instead):
+        for number, row in enumerate(load_dataset(name, split=split, streaming=True)):
+            yield f"{name}, {split}, row {number}", row

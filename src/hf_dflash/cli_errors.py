@@ -1,5 +1,6 @@
 """Bad input to a command is one line and exit code 2, not a traceback."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,9 @@ def bad_input_is_one_line() -> Iterator[None]:
         yield
     except BAD_INPUT as error:
         message = " ".join(_told(error).split())
-        typer.echo(f"Error: {message}", err=True)
+        from tqdm import tqdm
+
+        tqdm.write(f"Error: {message}", file=sys.stderr)  # not into a progress bar that is open
         raise typer.Exit(2) from None
 
 

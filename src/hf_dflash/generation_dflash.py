@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor
 from transformers.generation import GenerationMixin
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 from .chain_decoding import ChainDecoding
 from .checkpoint_dflash import validate_generation_config
@@ -74,7 +75,10 @@ def _wrap_decoding(original: Callable[..., Any]) -> Callable[..., Any]:
     def _assisted_decoding(self: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         call = dict(inspect.signature(original).bind(self, input_ids, *args, **kwargs).arguments)
         model_kwargs = call.pop("model_kwargs", {})
-        if not _is_ours(call.get("assistant_model"), call["generation_config"]):
+        assistant = call.get("assistant_model")
+        if not _is_ours(assistant, call["generation_config"]):
+            if getattr(assistant, "is_dflash_drafter", False):
+                _refuse_for_stock_loop(model_kwargs.get(CACHE_NAME), call["stopping_criteria"])
             return original(self, input_ids, *args, **kwargs)
         return _decode(self, input_ids, call=call, model_kwargs=model_kwargs)
 
@@ -107,6 +111,24 @@ def _refuse_policy(drafter: Any, config: GenerationConfig) -> None:
             "`speculation_type`='dflash' asks for transformers' own block loop, which always "
             f"drafts a whole block at the call's temperature; the drafting policy is {policy}. "
             "Leave `speculation_type` out, or the policy."
+        )
+
+
+def _refuse_for_stock_loop(cache: Any, criteria: Iterable[Any]) -> None:
+    """Refuse what makes transformers' own block loop (5.24) emit other tokens than plain decoding.
+
+    It drafts at wrong positions behind a cache of an earlier call, and asks the criteria once a
+    cycle, so what a block holds behind a stop string stays in the output.
+    """
+    wrong = []
+    if cache is not None and cache.get_seq_length() > 0:
+        wrong.append("a cache of an earlier call")
+    if any(isinstance(criterion, StopStringCriteria) for criterion in criteria):
+        wrong.append("`stop_strings`")
+    if wrong:
+        raise NotImplementedError(
+            "`speculation_type`='dflash' asks for transformers' own block loop, whose tokens are "
+            f"not those of plain decoding with {' and '.join(wrong)}. Leave `speculation_type` out."
         )
 
 

@@ -19,6 +19,7 @@ from . import modeling_dflash
 from .card_sections import with_place
 from .checkpoint_dflash import SAFE_NAMES, weight_files
 from .configuration_dflash import AUTO_MAP, DFlashConfig
+from .hub_errors import answer_of, is_the_hubs_own, quiet_client, status_of
 from .model_card import (
     CARD_NAME,
     EVALUATION_FOLDER,
@@ -310,21 +311,31 @@ def _plain_errors(repo_id: str) -> Iterator[_Push]:
     endpoint = HfApi().endpoint
     push = _Push(repo_id)
     try:
-        yield push
-    except LocalTokenNotFoundError as error:
-        raise PermissionError(f"{_login_hint(endpoint)} {push.state}.") from error
-    except HfHubHTTPError as error:
-        if error.response is not None and error.response.status_code in (401, 403):
-            raise PermissionError(f"{_login_hint(endpoint)} {push.state}.") from error
-        said = " ".join(str(error).split()).rstrip(".")
-        raise RuntimeError(f"The Hub refused the push: {said}. {push.state}.") from error
-    except (HTTPError, OSError, RuntimeError) as error:
-        reason = error.__cause__ or error  # the client wraps what happened to a large file
-        raise ConnectionError(
-            f"The Hub at {endpoint} cannot be reached, or the connection broke "
-            f"({str(reason) or type(reason).__name__}). {push.state}. Run the same command when it "
-            "can be: large files that arrived are not sent twice. `--dry-run` needs no network."
-        ) from error
+        with quiet_client():
+            yield push
+    except (LocalTokenNotFoundError, HTTPError, OSError, RuntimeError) as error:
+        raise _plain_error(error, endpoint, push.state) from error
+
+
+def _plain_error(error: Exception, endpoint: str, state: str) -> Exception:
+    answer = answer_of(error)
+    status = status_of(answer)
+    if isinstance(error, LocalTokenNotFoundError) or status in (401, 403):
+        return PermissionError(f"{_login_hint(endpoint)} {state}.")
+    if is_the_hubs_own(status):
+        return RuntimeError(
+            f"{endpoint} answered with error {status}, which is not about this push. {state}. Run "
+            "the same command later: large files that arrived are not sent twice."
+        )
+    if answer is not None:
+        said = " ".join((answer.server_message or "no reason given").split()).rstrip(".")
+        return RuntimeError(f"The Hub refused the push: {said} (error {status}). {state}.")
+    reason = error.__cause__ or error  # the client wraps what happened to a large file
+    return ConnectionError(
+        f"The Hub at {endpoint} cannot be reached, or the connection broke "
+        f"({str(reason) or type(reason).__name__}). {state}. Run the same command when it can be: "
+        "large files that arrived are not sent twice. `--dry-run` needs no network."
+    )
 
 
 def _login_hint(endpoint: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,12 +19,12 @@ from typer.testing import CliRunner
 
 from hf_dflash import DFlashDraftModel, cli
 from hf_dflash.smollm2 import demo_drafter_folder, target_folder
-from pages import blocks, text_of
+from pages import blocks, text_of, to_run
 from pairs import random_drafter, tiny_target
 from saved_pairs import save_target
 
 PAGE = "decoding.md"
-COMMANDS = [line for block in blocks(PAGE, "bash") for line in block.splitlines()]
+COMMANDS = to_run("decoding.md")
 SHORT_BENCH = ["--n-prompts", "1", "--max-new-tokens", "8", "--dtype", "float32"]
 
 
@@ -80,13 +79,12 @@ def test_the_python_decodes_the_same_tokens_on_the_real_pair(tmp_path: Path) -> 
 
 
 def test_the_commands_run(place: Path) -> None:
-    ours = [line for line in COMMANDS if "hf-dflash demo" not in line]
+    ours = [words for words in COMMANDS if words[:2] != ["hf-dflash", "demo"]]
     assert len(ours) == 2
-    for line in ours:
-        words = shlex.split(line, comments=True)[1:]
+    for program, *words in ours:
         words += SHORT_BENCH if words[0] == "bench" else []
         result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 0, f"{line}: {result.output}"
+        assert (program, result.exit_code) == ("hf-dflash", 0), f"{words}: {result.output}"
     assert (place / "bench.json").is_file()
 
 
@@ -95,9 +93,8 @@ def test_the_demo_runs_with_the_options_of_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (line,) = [line for line in COMMANDS if "hf-dflash demo" in line]
-    words = [*shlex.split(line, comments=True)[1:], "--dtype", "float32"]
-    result = CliRunner().invoke(cli.app, words)
+    (words,) = [words for words in COMMANDS if words[:2] == ["hf-dflash", "demo"]]
+    result = CliRunner().invoke(cli.app, [*words[1:], "--dtype", "float32"])
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "figures.json").read_text())["overall"]["identical"]
 

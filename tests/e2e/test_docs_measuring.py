@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +13,10 @@ from hf_dflash import benchmark_command, cli
 from hf_dflash.benchmark_command import BenchOptions
 from hf_dflash.benchmark_data import HELD_OUT, SOURCES
 from hf_dflash.measurement import read_measurement
+from pages import ROOT, blocks, commands, text_of, to_run
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "measuring.md").read_text(encoding="utf-8")
-COMMANDS = [shlex.split(line) for line in re.findall(r"^\$ (.+)$", TEXT, re.M)]
-BENCH = [command for command in COMMANDS if "bench" in command]
+PAGE = "measuring.md"
+BENCH = [c.words for c in commands(PAGE) if c.in_block and "bench" in c.words]
 SHORT = ["--n-prompts", "1", "--max-new-tokens", "8"]
 
 
@@ -39,7 +36,7 @@ def test_options_are_those_of_the_command(
 
 
 def test_every_data_set_is_listed() -> None:
-    assert all(f"`{name}`" in TEXT for name in (*SOURCES, HELD_OUT))
+    assert all(f"`{name}`" in text_of(PAGE) for name in (*SOURCES, HELD_OUT))
 
 
 @pytest.mark.slow
@@ -47,12 +44,11 @@ def test_the_offline_commands_run_as_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (command,) = [c for c in BENCH if "--target" not in c]
-    made = CliRunner().invoke(cli.app, [*arguments(command), *SHORT])
+    bench, agrees = to_run("measuring.md")
+    made = CliRunner().invoke(cli.app, [*arguments(bench), *SHORT])
     assert made.exit_code == 0, made.output
     measurement = read_measurement(tmp_path / "bench.json")
     assert [*measurement.prompts] == ["held-out", "gsm8k-pypi", "humaneval-pypi"]
-    (agrees,) = [c for c in COMMANDS if "benchmarks/bench_agrees.py" in c]
     script = str(ROOT / agrees[1])
     run = [sys.executable, script, *agrees[2:], "--repeats", "1"]
     # Whether they agree is a question for a quiet machine: here only that it compares.
@@ -63,7 +59,7 @@ def test_the_offline_commands_run_as_written(
 def test_the_metric_example_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("evaluate")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    (code,) = blocks(PAGE, "python")
     monkeypatch.chdir(ROOT)
     scope: dict[str, object] = {}
     exec(code, scope)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import runpy
-import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +14,10 @@ from typer.testing import CliRunner
 
 from hf_dflash import DFlashDraftModel, cli
 from hf_dflash.run_arguments import parse_run
+from pages import ROOT, blocks, commands, text_of, to_run
 from saved_pairs import save_chats, save_target
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"(<!-- needs [^>]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
+PAGE = "training.md"
 #: What makes a run short; given last, so it wins.
 SHORT_TRAIN = ["--use_cpu=true", "--n_anchors=4", "--per_device_train_batch_size=2"]
 SHORT_TRAIN += [
@@ -30,12 +26,6 @@ SHORT_TRAIN += [
     "--dataloader_pin_memory=false",
 ]
 PEFT_WARNING = "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-
-
-def commands(*, runnable: bool) -> Iterator[list[str]]:
-    for marker, language, content in BLOCK.findall(TEXT):
-        if language == "bash" and bool(marker) != runnable:
-            yield from map(shlex.split, content.splitlines())
 
 
 @pytest.fixture
@@ -50,7 +40,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     words = ["prepare", "other_chats.jsonl", "held_out.jsonl", "--target", "my-model"]
     assert CliRunner().invoke(cli.app, words).exit_code == 0
-    (example,) = (content for _, language, content in BLOCK.findall(TEXT) if language == "yaml")
+    (example,) = blocks(PAGE, "yaml")
     (tmp_path / "run.yaml").write_text(example)
     return tmp_path
 
@@ -73,7 +63,7 @@ def run(words: list[str], n_steps: int, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 @pytest.mark.filterwarnings(PEFT_WARNING)
 def test_the_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for n_steps, words in enumerate(commands(runnable=True), start=1):
+    for n_steps, words in enumerate(to_run("training.md"), start=1):
         run(words, n_steps, monkeypatch)
     outputs = [path.parent for path in place.glob("**/config.json") if "my-model" not in str(path)]
     drafters = [path for path in outputs if not path.name.startswith("checkpoint-")]
@@ -84,7 +74,7 @@ def test_the_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_needs_more_machines_is_read(place: Path) -> None:
     n_read = 0
-    for words in commands(runnable=False):
+    for words in (c.words for c in commands(PAGE) if c.in_block and c.mark):
         for name in words:
             assert not name.startswith("examples/") or (place / name).is_file()
         if "train" in words:
@@ -99,7 +89,7 @@ def test_what_needs_more_machines_is_read(place: Path) -> None:
 
 
 def test_every_name_in_the_logs_is_told() -> None:
-    table = TEXT[TEXT.index("## 7.") : TEXT.index("## 8.")]
+    table = text_of(PAGE).partition("## 7.")[2].partition("## 8.")[0]
     for name in ("loss", "rows_without_block", "eval_accuracy_k", "eval_n_blocks"):
         assert f"`{name}`" in table
     for name in ("acceptance_length", "accepted", "speedup", "mismatches"):

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast, StoppingCriteria, StoppingCrit
 from transformers.generation import MaxLengthCriteria
 
 from checks import assert_drafts_mattered, assert_equal_to_plain, decode_both, prompt
-from pairs import ScriptedDrafter, tiny_target
+from pairs import ScriptedDrafter, random_drafter, tiny_target
 
 PROMPT = prompt(5, seed=5)
 N_PROMPT = PROMPT.shape[1]
@@ -227,6 +227,14 @@ def test_stop_strings(target, tokenizer, tokens):
         assert all(o.sequences.shape[1] == N_PROMPT + place + 1 for o in output)
         outputs += output
     assert_drafts_mattered(outputs, N_PROMPT)
+
+
+def test_stop_strings_are_refused_in_the_stock_block_loop(target, tokenizer, tokens):
+    """It goes on behind them to the end of the block."""
+    stops = {"stop_strings": tokenizer.convert_ids_to_tokens(tokens)[6], "tokenizer": tokenizer}
+    stock = {"assistant_model": random_drafter(target), "speculation_type": "dflash"}
+    with pytest.raises(NotImplementedError, match=r"plain decoding with `stop_strings`\. Leave"):
+        target.generate(prompt(N_PROMPT), **stock, **stops, max_new_tokens=20)
 
 
 def test_stop_strings_without_a_tokenizer(target):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import RepoCard
+from packaging.requirements import Requirement
 
 from hf_dflash import acceptance_counts, callbacks
 from hf_dflash.measurement_summary import acceptance
 from hf_dflash.metrics import acceptance_metrics
+from hub_stand_in import HubStandIn, Repository
 from measurements import run
 
 evaluate = pytest.importorskip("evaluate")
@@ -108,6 +113,70 @@ def test_it_loads_where_this_package_is_not_installed(tmp_path: Path) -> None:
         env={**environment, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
     )
     assert "'acceptance_length': 2.0" in result.stdout, result.stderr
+
+
+def run_with_the_hub(
+    hub: HubStandIn, place: Path, program: str
+) -> subprocess.CompletedProcess[str]:
+    """Where nothing of this repository can be found but what the Hub gives."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("HF_") and k != "PYTHONPATH"}
+    return subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['hf_dflash'] = None\n" + program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=place,
+        env={**clean, **hub.environment(HF_HOME=str(place / "home"))},
+    )
+
+
+def test_it_loads_from_a_space_of_the_hub(tmp_path: Path) -> None:
+    """The folder, uploaded as it is: the client asks for a script of the repository's name."""
+    files = {path.name: path.read_bytes() for path in FOLDER.iterdir() if path.is_file()}
+    with HubStandIn().running() as hub:
+        hub.repositories["spaces/someone/acceptance_length"] = Repository(False, {"main": files})
+        program = (
+            "import evaluate\n"
+            "metric = evaluate.load('someone/acceptance_length')\n"
+            "print(metric.compute(predictions=[[3, 1], [0]], references=[[3, 3], [3]]))"
+        )
+        result = run_with_the_hub(hub, tmp_path, program)
+        asked = {request.rpartition("/")[2] for request in hub.requests}
+    assert "'acceptance_length': 2.0" in result.stdout, result.stderr
+    assert asked == {"acceptance_length.py", "acceptance_counts.py"}
+
+
+def test_its_card_has_what_a_space_of_a_metric_needs() -> None:
+    """The Hub shows it by title and sdk, and `evaluate` lists it by its tags."""
+    card = RepoCard.load(FOLDER / "README.md", repo_type="space")
+    data = card.data.to_dict()
+    assert data["title"] == "Acceptance length"
+    assert data["sdk"] == "gradio"
+    assert (FOLDER / data["app_file"]).is_file()
+    assert {"evaluate", "metric"} <= {*data["tags"]}
+    (line,) = (FOLDER / "requirements.txt").read_text().splitlines()
+    needed = Requirement(line)
+    assert needed.name == "evaluate"
+    assert needed.specifier.contains(evaluate.__version__)
+    script = (FOLDER / "acceptance_length.py").read_text()
+    imported = {
+        name.partition(".")[0] for name in re.findall(r"^(?:import|from) (\w[\w.]*)", script, re.M)
+    }
+    assert imported - {*sys.stdlib_module_names} == {"evaluate", "datasets"}  # it brings datasets
+
+
+def test_the_page_of_the_space_starts(tmp_path: Path) -> None:
+    """As the Hub does, in the folder; its widget is for `gradio`, which the Hub installs."""
+    page = tmp_path / "space"
+    shutil.copytree(FOLDER, page)
+    program = (
+        "import evaluate.utils, runpy\n"
+        "evaluate.utils.launch_gradio_widget = lambda metric: print(type(metric).__name__)\n"
+        "runpy.run_path('app.py', run_name='__main__')"
+    )
+    with HubStandIn().running() as hub:
+        result = run_with_the_hub(hub, page, program)
+    assert result.stdout.split() == ["AcceptanceLength"], result.stderr
 
 
 def test_outputs_come_in_batches_and_may_have_no_cycle(metric: Any) -> None:

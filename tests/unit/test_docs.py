@@ -13,21 +13,11 @@ import pytest
 
 import hf_dflash
 from hf_dflash.losses import decay_weights
-from pages import DOCS, ROOT, blocks, text_of
+from pages import DOCS, ROOT, RUN_BY, blocks, text_of
 
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 LINKING = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 LINKING += [DOCS / page for page in PAGES]
-#: Which test runs the commands and the Python of a page.
-RUN_BY = {
-    "decoding.md": "tests/e2e/test_decoding_docs.py",
-    "formats.md": "tests/unit/test_formats_docs.py",
-    "how-it-works.md": "tests/unit/test_docs.py",
-    "measuring.md": "tests/e2e/test_docs_measuring.py",
-    "publishing.md": "tests/unit/test_publishing_docs.py",
-    "serving.md": "tests/unit/test_formats_docs.py",
-    "training.md": "tests/e2e/test_training_docs.py",
-}
 
 
 def without_code(text: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import (
     AutoModel,
+    DynamicCache,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
     GenerationConfig,
@@ -28,6 +29,7 @@ from transformers import (
 from checks import assert_equal_to_plain, mixed, prompt
 from hf_dflash import DFlashDraftModel, generation_dflash
 from hf_dflash.generation_dflash import drafting_policy, install_dispatch, remove_dispatch
+from hf_dflash.outputs_dflash import CACHE_NAME
 from pairs import ScriptedDrafter, random_drafter, tiny_target
 
 METHODS = ("_assisted_decoding", "_validate_generation_mode")
@@ -109,6 +111,25 @@ def test_a_config_spoilt_after_loading_is_refused(target, field, value, match):
 def test_the_stock_loop_is_refused_where_it_would_ignore_the_policy(target, drafter):
     refused = {"speculation_type": "dflash", "num_assistant_tokens": 3}
     assert_refused(target, drafter, ValueError, "`speculation_type`='dflash' asks.*=3", **refused)
+
+
+def test_the_stock_loop_is_refused_with_a_cache_of_an_earlier_call():
+    """It would take it and emit wrong tokens; this package's own loop takes it and is right."""
+    target = tiny_target()  # on which that loop leaves hooks
+    stock = {
+        "assistant_model": random_drafter(target),
+        "speculation_type": "dflash",
+        "do_sample": False,
+    }
+    cache = DynamicCache(config=target.config)
+    ids = target.generate(prompt(5), **stock, **{CACHE_NAME: cache}, max_new_tokens=6)
+    n_kept = cache.get_seq_length()
+    assert n_kept > 0, "a new cache is fine"
+    message = "`speculation_type`='dflash' asks.*with a cache of an earlier call. Leave `spec"
+    ids = torch.cat([ids, prompt(3)], dim=1)
+    with pytest.raises(NotImplementedError, match=message):
+        target.generate(ids, **stock, **{CACHE_NAME: cache}, max_new_tokens=6)
+    assert cache.get_seq_length() == n_kept
 
 
 def test_batch_is_refused(target, drafter):
