@@ -311,23 +311,18 @@ def _differences_sentence(identity: Identity) -> str:
     gaps = [d.top2_gap for d in identity.differences if d.top2_gap is not None]
     where = ""
     if len(gaps) == n_different:
-        where = (
-            ", where the target's two best tokens are at most "
-            f"{max(gaps):.3g} apart (logits): a near tie is decided by rounding"
-            if max(gaps) < NEAR_TIE
-            else f", where the target's two best logits are up to {max(gaps):.3g} apart"
-        )
+        where = f", where the target's two best logits are at most {max(gaps):.3g} apart"
+        judged = [d.is_near_tie for d in identity.differences]
+        if all(judged):
+            where += ": near ties, which rounding decides"
+        elif False in judged:
+            where += f"; {judged.count(False)} of these places are no near ties, but an error"
     differ = "one differs" if n_different == 1 else f"{n_different} differ"
     return (
         f"The text is not always the same: {identity.n_identical} of {identity.n_compared} outputs "
         f"are token for token what the target writes without the drafter; {differ} from some token "
         f"on{where}."
     )
-
-
-#: Logits closer than this are called a near tie. In bfloat16 between 32 and 64 it is two steps: two
-#: passes can be off by one each.
-NEAR_TIE = 0.5
 
 
 def is_lossless(measurement: Measurement) -> bool | None:

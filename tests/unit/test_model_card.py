@@ -555,4 +555,4 @@ def test_gaps_at_differences_are_told(folder: Path) -> None:
     runs[3] = dataclasses.replace(runs[3], identical=False, first_difference=2, top2_gap=0.125)
     text = carded(folder, [*runs, run(prompt_index=2)])
     assert "2 of 3 outputs are token for token" in text
-    assert "at most 0.125 apart (logits): a near tie is decided by rounding" in text
+    assert "where the target's two best logits are at most 0.125 apart." in text

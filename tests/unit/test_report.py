@@ -139,19 +139,28 @@ def test_differences_are_said_first_and_listed() -> None:
     page = Page(report_html(example_measurement(differing=True)))
     text = words_of(page)
     assert "The text is not always the same: 11 of 12 outputs are token for token" in text
-    assert "one differs from some token on, where the target's two best tokens are at most" in text
+    assert "one differs from some token on, where the target's two best logits are at most" in text
     assert "Where outputs part" in text
     assert "chat 1 88 “ one” “ of” 0.125" in text
     assert page.of_class("bad")
 
 
 @pytest.mark.usefixtures("without_pictures")
-def test_a_gap_that_is_no_near_tie_is_not_called_one() -> None:
-    runs = pair_of_runs(identical=False, first_difference=3, top2_gap=2.5)
-    runs[0] = dataclasses.replace(runs[0], identical=None, first_difference=None, top2_gap=None)
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        ({}, "at most 2.5 apart."),
+        ({"distance": 2.5, "rounding": 1.5}, "at most 2.5 apart: near ties, which rounding"),
+        ({"distance": 2.5, "rounding": 1.0}, "apart; 1 of these places are no near ties, but an"),
+    ],
+)
+def test_a_near_tie_is_what_was_measured_to_be_one(judged: dict[str, float], said: str) -> None:
+    runs = pair_of_runs(identical=False, first_difference=3, top2_gap=2.5, **judged)
+    plain = {"identical": None, "first_difference": None, "top2_gap": None}
+    runs[0] = dataclasses.replace(runs[0], **plain, distance=None, rounding=None)
     text = words_of(Page(report_html(measurement(runs))))
-    assert "where the target's two best logits are up to 2.5 apart." in text
-    assert "near tie" not in text
+    assert said in text
+    assert ("near tie" in text) == bool(judged)
 
 
 @pytest.mark.usefixtures("without_pictures")
