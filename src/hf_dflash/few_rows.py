@@ -11,6 +11,7 @@ Letters: S rows, I and O a layer's input and output sizes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,12 +37,13 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Returns:
         (..., O), contiguous. It differs from torch's by rounding only.
     """
-    if inputs[..., 0].numel() not in FEW_ROWS:
+    n_rows = math.prod(inputs.shape[:-1])
+    if n_rows not in FEW_ROWS:
         return nn.functional.linear(inputs, weight, bias)
-    outputs = (weight @ inputs.flatten(0, -2).t()).t().contiguous()
+    outputs = torch.mm(weight, inputs.reshape(n_rows, -1).t()).t().contiguous()
     if bias is not None:
         outputs += bias
-    return outputs.unflatten(0, inputs.shape[:-1])
+    return outputs.view(*inputs.shape[:-1], -1)
 
 
 @lru_cache
