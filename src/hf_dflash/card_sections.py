@@ -42,9 +42,12 @@ USED_NAMES = (
 )
 #: Stands for the drafter's place where that is not known; a push puts the repository in.
 PLACE_OF_CARD = "<drafter>"
-_PLACE_NOTE = f"`{PLACE_OF_CARD}` stands for the folder or repository that this card lies in.\n"
+_PLACE_NOTE = (
+    f"`{PLACE_OF_CARD}` stands for the folder or repository that this card lies in. A folder gets "
+    "the code for `trust_remote_code` and this name when it is published (`hf-dflash push`).\n"
+)
 #: By it a card that tells of the code in its repository is known.
-REMOTE_CODE_CALL = "dtype=target.dtype, trust_remote_code=True"
+REMOTE_CODE_CALL = "    trust_remote_code=True,\n"
 _REMOTE_CODE = """\
 ```python
 from transformers import AutoModel

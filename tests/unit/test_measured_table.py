@@ -53,11 +53,13 @@ def figure(found: Any) -> str:
 @pytest.mark.parametrize("name", list(ROWS))
 def test_a_row_is_what_was_measured(name: str) -> None:
     data_set, file = ROWS[name]
-    n_prompts, few, whole, lookup, identical = table()[name]
-    found = [summary(file, data_set, *way) for way in (FEW, WHOLE, ("prompt_lookup", None))]
+    n_prompts, few, whole, stock, lookup, identical = table()[name]
+    ways = (FEW, WHOLE, ("stock_dflash", 4), ("prompt_lookup", None))
+    found = [summary(file, data_set, *way) for way in ways]
     assert [few.replace("**", ""), whole.replace("**", "")] == [figure(s) for s in found[:2]]
-    assert found[2].speedup is not None
-    assert lookup.replace("**", "") == f"{found[2].speedup.median:.2f}x"
+    for told, baseline in zip((stock, lookup), found[2:], strict=True):
+        assert baseline.speedup is not None
+        assert told.replace("**", "") == f"{baseline.speedup.median:.2f}x"
     measured = read_measurement(MEASURED / f"{file}.json")
     assert int(n_prompts) == measured.settings.n_prompts[data_set]
     for drafted in found[:2]:
@@ -71,13 +73,38 @@ def test_every_row_is_checked() -> None:
 
 
 def test_the_text_below_is_what_was_measured() -> None:
+    below = measured_section().split("In brackets")[1].split("Xeon")[0]
+    ways = (FEW, WHOLE, ("stock_dflash", 8))
+    few, whole, stock = (summary("held_out", "held-out", *way) for way in ways)
+    assert f"{few.speedup_total:.2f} and {whole.speedup_total:.2f} times as fast" in below
+    assert f"whole block {stock.speedup_total:.2f} times" in below
+    plain = [summary(file, "held-out") for file in ("held_out", "held_out_bfloat16")]
+    rates = [f"{found.tokens_per_s.median:.1f}" for found in (*plain, few)]
+    assert "makes {} tokens/s in float32 and {} in bfloat16".format(*rates) in below
+    assert f"with 3 drafts makes {rates[2]}" in below
+
+
+def test_what_is_said_of_bfloat16_was_measured() -> None:
+    below = measured_section().split("In bfloat16 it costs")[1].split("Xeon")[0]
+    two, whole = (summary("held_out_bfloat16", "held-out", "dflash", size) for size in (3, 8))
+    for found in (two, whole):
+        assert found.speedup is not None
+        assert f"{found.speedup.median:.2f}x" in below
+        assert found.identity is not None
+        assert found.identity.n_identical == two.identity.n_identical
+        assert all(d.is_near_tie for d in found.identity.differences)
+    assert f"{two.identity.n_identical} of {two.identity.n_compared} outputs" in below
+
+
+def test_what_is_said_of_quality_was_measured() -> None:
     below = measured_section().split("In brackets")[1]
-    few, whole = (summary("held_out", "held-out", *way) for way in (FEW, WHOLE))
-    assert f"{few.speedup_total:.2f}x and {whole.speedup_total:.2f}x" in below
-    for file in ("held_out", "held_out_bfloat16"):
-        plain = summary(file, "held-out")
-        assert f"{plain.tokens_per_s.median:.1f}" in below
-    assert f"{few.tokens_per_s.median:.1f}" in below
+    for name, data_set in (("GSM8K", "gsm8k-pypi"), ("HumanEval", "humaneval-pypi")):
+        few = summary("quality", data_set, *FEW)
+        assert few.speedup is not None
+        assert f"{name} {few.speedup.median:.2f}x" in below
+        for found in (few, summary("quality", data_set)):
+            assert found.quality is not None
+            assert (found.quality.n_correct, found.quality.n_judged) == (0, 10)
 
 
 def test_the_text_of_the_other_machine_is_what_was_measured() -> None:
@@ -89,3 +116,6 @@ def test_the_text_of_the_other_machine_is_what_was_measured() -> None:
     ]
     for found in figures:
         assert figure(found) in below
+    identity = figures[2].identity
+    assert identity is not None
+    assert f"{identity.n_identical}/{identity.n_compared} identical" in below
