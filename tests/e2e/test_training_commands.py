@@ -369,7 +369,7 @@ def test_data_without_a_supervised_token(place: Path, tmp_path: Path) -> None:
     assert_refused(result, "`train_dataset` must have a row with two supervised tokens next to")
     (tmp_path / "rows.jsonl").write_text("")
     result = train(place, tmp_path / "out", "--data", tmp_path / "rows.jsonl")
-    assert_refused(result, "none of its 0 rows does")
+    assert_refused(result, r"rows\.jsonl is empty\. Make rows of chats with `hf-dflash prepare`")
     assert not (tmp_path / "out").exists()
 
 
