@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,40 @@ def test_the_text_of_the_other_machine_is_what_was_measured() -> None:
     identity = figures[2].identity
     assert identity is not None
     assert f"{identity.n_identical}/{identity.n_compared} identical" in below
+
+
+def result(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+
+
+def test_what_is_said_of_the_stopwatch_was_measured() -> None:
+    page = (ROOT / "docs" / "measuring.md").read_text("utf-8").split("Is the stopwatch right?")[1]
+    agreeing, in_half = result("bench_agrees"), result("bench_agrees_bfloat16")
+    assert agreeing["agrees"]
+    [block] = agreeing["block_sizes"]
+    for kind in ("median over prompts", "all seconds"):
+        found = block[kind]
+        assert f"{found['bench']:.3f}" in page
+        assert f"{found['by_hand']:.3f}" in page
+        assert f"{100 * found['difference']:.1f} % apart" in page
+    few = summary("held_out", "held-out", *FEW)
+    assert few.speedup is not None
+    assert block["median over prompts"]["bench"] == pytest.approx(few.speedup.median)
+    assert block["all seconds"]["bench"] == pytest.approx(few.speedup_total)
+    assert not in_half["agrees"]
+    assert "do **not** agree" in page
+
+
+def test_what_few_rows_take_was_measured() -> None:
+    page = (ROOT / "docs" / "decoding.md").read_text("utf-8")
+    rows = {figures["rows"]: figures for figures in result("few_rows")["rows"]}
+    one, four = rows[1]["torch_ms"], rows[4]
+    assert f"of 1 row takes {one:.0f} ms, of 4 rows {four['ours_ms']:.0f} ms, and " in page
+    assert f"{four['torch_ms']:.0f} ms with torch's own way" in page
+
+
+def test_three_data_sets_are_measured_within_a_quarter_of_an_hour() -> None:
+    measured = read_measurement(MEASURED / "offline_sets.json")
+    assert len(measured.settings.n_prompts) == 3
+    assert measured.wall_s is not None
+    assert measured.wall_s < 15 * 60
