@@ -176,8 +176,10 @@ def drafting(drafter: Any, size: int | None) -> Iterator[Any]:
     kept = config.block_size, policy.num_assistant_tokens
     if size not in (None, config.block_size):
         config.block_size, policy.num_assistant_tokens = size, None
-    yield None if size is None else drafter
-    config.block_size, policy.num_assistant_tokens = kept
+    try:
+        yield None if size is None else drafter
+    finally:
+        config.block_size, policy.num_assistant_tokens = kept
 
 
 def load(target_name: str | None, drafter_name: str | None, dtype: str) -> tuple[Any, Any, Any]:
