@@ -42,12 +42,15 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument(
+        "--dtype", default="float32", help="bfloat16 is quicker on a GPU, and on CPUs with AMX"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {"command": " ".join(sys.argv), "runs": []}
     for seed in options.seeds:
         for name in options.runs:
-            results["runs"].append(run(options.work, name, seed, options.steps))
+            results["runs"].append(run(options, name, seed))
             if options.json is not None:
                 options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     for name in options.runs:
@@ -56,27 +59,20 @@ def main() -> None:
         print(f"{name:26} {statistics.mean(lengths):.3f} ({spread}, {len(lengths)} seeds)")
 
 
-def run(work: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
+def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
     """Train one variant, unless it is there, and read its evaluations."""
+    work, steps = options.work, options.steps
     folder = work / f"{name.replace(' ', '-')}-{steps}-{seed}"
-    command = [
-        *(str(SCRIPT), str(folder), "--taps", str(work / "taps"), "--seed", str(seed)),
-        *(
-            "--max-steps",
-            str(steps),
-            "--eval-steps",
-            str(max(1, steps // 5)),
-            "--eval-prompts",
-            "0",
-        ),
-        *f"{COMMON} {VARIANTS[name]}".split(),
-    ]
+    settings = (
+        f"--seed {seed} --dtype {options.dtype} --max-steps {steps}"
+        f" --eval-steps {max(1, steps // 5)} --eval-prompts 0 {COMMON} {VARIANTS[name]}"
+    ).split()
     state = folder / f"checkpoint-{steps}" / "trainer_state.json"
     if not state.is_file():
+        command = [str(SCRIPT), str(folder), "--taps", str(work / "taps"), *settings]
         subprocess.run([sys.executable, *command], check=True)
     history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    options = command[4:]  # without folders
-    return {"run": name, "seed": seed, "options": " ".join(options), "curve": curve(history)}
+    return {"run": name, "seed": seed, "options": " ".join(settings), "curve": curve(history)}
 
 
 def curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
