@@ -5,7 +5,8 @@
 
 Every variant is a call of `examples/train_smollm2.py` with the shipped answers; what is compared is
 the simulated acceptance length on held-out prompts. WORK keeps the runs and the target's hidden
-states, which all of them share; a run that is there is not repeated. Takes two hours of one core.
+states, which all of them share; a run that is there is not repeated. Takes an hour and a half of
+one core.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ VARIANTS = {
     "dflash": "--from-target",
     "dflare": "--from-target --architecture dflare",
     "random start": "",
-    "1200 answers": "--from-target --n-answers 1200",  # three times each in 900 steps, not once
-    "300 answers": "--from-target --n-answers 300",  # twelve times each
+    "1200 answers": "--from-target --n-answers 1200",  # twice each in 600 steps
+    "300 answers": "--from-target --n-answers 300",  # eight times each
     "2 layers": "--from-target --layers 2",
     "5 layers": "--from-target --layers 5",
 }
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="folder of the runs")
     parser.add_argument("--runs", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument(
         "--dtype", default="float32", help="bfloat16 is quicker on a GPU, and on CPUs with AMX"
     )
