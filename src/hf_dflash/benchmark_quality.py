@@ -165,6 +165,8 @@ def _load_metric(name: str) -> Any | None:
     import evaluate
 
     try:
-        return evaluate.load(name)
+        # Answers are judged one at a time: on disk, each would make a file and lock it, and
+        # processes that judge at the same time would wait for one another.
+        return evaluate.load(name, keep_in_memory=True)
     except Exception:  # no Hub: its errors are many, and all mean the same
         return None

@@ -33,7 +33,8 @@ def run_card(
     path = write_card(folder, benches=benches, training_log=training_log, options=options)
     # A command that is broken into two lines cannot be copied.
     console = Console(soft_wrap=True)
-    console.print(Text(f"Wrote {path}. Look at it, then: hf-dflash push {folder} REPO_ID"))
+    push = f"hf-dflash push {folder} {options.name or 'REPO_ID'}"
+    console.print(Text(f"Wrote {path}. Look at it, then: {push}"))
     if ModelCard.load(path).data.base_model is None:
         console.print(
             "The card names no repository of the target, so readers cannot load it: write the card "

@@ -14,10 +14,12 @@ class Ranks:
         n_ranks: How many there are.
 
     Raises:
-        RuntimeError: There are several, and ``accelerate`` is not installed.
+        RuntimeError: There are several, and ``accelerate`` is not installed; or there should be,
+            and they do not know of one another.
     """
 
     def __init__(self) -> None:
+        _refuse_strangers()
         self.n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = 0
         self._state: Any = None
@@ -57,6 +59,20 @@ class Ranks:
         if self._state is not None:
             self._state.wait_for_everyone()
             self._state.destroy_process_group()
+
+
+def _refuse_strangers() -> None:
+    """Refuse what ``accelerate launch --cpu`` starts when it is asked for several processes.
+
+    It sets an address to meet at and starts a single process, or leaves the rest to MPI.
+    """
+    names = os.environ.keys()
+    if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= names and "WORLD_SIZE" not in names:
+        raise RuntimeError(
+            "`accelerate launch` was to start several processes, and this one knows of no other: "
+            "for CPUs it needs --multi_gpu and the variable ACCELERATE_USE_CPU=true in place of "
+            "--cpu. Or use torchrun --nproc-per-node N -m hf_dflash.cli ..."
+        )
 
 
 def _has_accelerator() -> bool:

@@ -15,11 +15,14 @@ from bench_pairs import saved_models
 from hf_dflash.measurement import Measurement, read_measurement
 
 BENCH = ("-m", "hf_dflash.cli", "bench")
-RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+# Named for GPUs, it starts processes on CPUs as well; port 0: any that is free.
+LAUNCH = ("-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2")
+RANKS = (*LAUNCH, "--multi_gpu", "--main_process_port", "0")
 
 
 def run(command: list[str]) -> Any:
     variables = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+    variables["ACCELERATE_USE_CPU"] = "true"
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, env=variables
     )
