@@ -15,6 +15,7 @@ import transformers
 
 from . import __version__
 from .checkpoint_dflash import weight_files
+from .few_rows import rows_the_other_way
 from .measurement_runs import DrafterInfo, Provenance, TargetInfo
 
 _POLICY = ("num_assistant_tokens", "assistant_confidence_threshold", "temperature")
@@ -83,6 +84,7 @@ def published_name(name_or_path: str) -> str:
     if path.parent.name == "snapshots" and cached.startswith("models--"):
         return cached.removeprefix("models--").replace("--", "/", 1)
     return path.absolute().name if path.is_absolute() or path.is_dir() else name_or_path
+        few_rows=rows_the_other_way(target, drafter),
 
 
 def published_command(program: str, arguments: Iterable[str]) -> str:

@@ -54,6 +54,14 @@ def test_the_drafting_policy_is_told(pair: tuple[Any, Any]) -> None:
 
 
 def test_a_folder_on_this_machine_is_not_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_quicker", "rows"), [(True, [2, 3, 4, 5]), (False, [])])
+def test_how_few_rows_are_multiplied_is_told(
+    pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, is_quicker: bool, rows: list[int]
+) -> None:
+    monkeypatch.setattr("hf_dflash.few_rows.other_way_is_quicker", lambda _: is_quicker)
+    assert provenance_of(*pair, command="hf-dflash bench", seed=3).few_rows == rows
+
+
     assert published_name(str(tmp_path / "mine")) == "mine"
     assert published_name("org/model") == "org/model"
     assert published_name("snapshots/mine") == "snapshots/mine"
