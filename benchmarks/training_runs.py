@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from made_with import made_with, usual_device
+
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_smollm2.py"
 COMMON = (
     "--n-answers 1200 --batch-size 4 --anchors 32 --block-size 8 --sampled-tokens 2048"
@@ -44,7 +46,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results: dict[str, Any] = {"command": " ".join(sys.argv), "runs": []}
+    results: dict[str, Any] = {**made_with(usual_device()), "runs": []}
     for seed in options.seeds:
         for name in options.runs:
             results["runs"].append(run(options.work, name, seed, options.steps))
@@ -72,11 +74,17 @@ def run(work: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
         *f"{COMMON} {VARIANTS[name]}".split(),
     ]
     state = folder / f"checkpoint-{steps}" / "trainer_state.json"
+    origin = folder / "made_with.json"
     if not state.is_file():
+        made = made_with(usual_device())
         subprocess.run([sys.executable, *command], check=True)
+        origin.write_text(json.dumps(made) + "\n", encoding="utf-8")
+    # A run that was there may be of other code than what writes the result.
+    made = json.loads(origin.read_text(encoding="utf-8")) if origin.is_file() else None
     history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
     options = command[4:]  # without folders
-    return {"run": name, "seed": seed, "options": " ".join(options), "curve": curve(history)}
+    told = {"run": name, "seed": seed, "options": " ".join(options), "made_with": made}
+    return {**told, "curve": curve(history)}
 
 
 def curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
