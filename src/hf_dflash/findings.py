@@ -119,6 +119,12 @@ def right_text(summary: MethodSummary) -> str:
     return "" if quality is None else f"{quality.n_correct}/{quality.n_judged}"
 
 
+def prompts_text(summary: MethodSummary) -> str:
+    """Prompts, and their turns where some have several."""
+    turns = "" if summary.n_turns == summary.n_prompts else f" ({summary.n_turns} turns)"
+    return f"{summary.n_prompts}{turns}"
+
+
 # ---- sentences ----
 
 
@@ -183,19 +189,19 @@ def spread_sentence(measurement: Measurement) -> str | None:
     """How far prompts differ in their speed-up; None without plain decoding."""
     told = told_summaries(measurement)
     sentences = [
-        f"{_with_drafts(measurement, summary, told)}{_range(summary.speedup)}."
+        f"{_with_drafts(measurement, summary, told)}{_range(summary, summary.speedup)}."
         for summary in told
         if summary.speedup is not None
     ]
     return _as_text(sentences)
 
 
-def _range(speedup: Spread) -> str:
+def _range(summary: MethodSummary, speedup: Spread) -> str:
     if speedup.n == 1:
         return "one prompt"
     return (
-        f"median of {speedup.n} prompts, the middle half of them between {speedup.low:.2f} and "
-        f"{speedup.high:.2f}"
+        f"median of {turns if several else f'{speedup.n} prompts'}, the middle half of them "
+        f"between {speedup.low:.2f} and {speedup.high:.2f}"
     )
 
 
@@ -206,6 +212,8 @@ def datasets_sentence(measurement: Measurement) -> str | None:
         f"{_with_drafts(measurement, summary, told)}{words}."
         for summary in told
         if (words := _faster_and_slower(datasets_summary(measurement, summary.variant)))
+    several = summary.n_turns > summary.n_prompts
+    turns = f"{speedup.n} turns of {plural(summary.n_prompts, 'prompt')}"
     ]
     return _as_text(sentences)
 

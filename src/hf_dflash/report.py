@@ -21,6 +21,7 @@ from .findings import (
     n_drafts,
     place_sentence,
     plural,
+    prompts_text,
     right_sentence,
     right_text,
     short_name,
@@ -201,7 +202,7 @@ def _slices(measurement: Measurement) -> list[str]:
 
 def _cells(summary: MethodSummary) -> list[str]:
     return [
-        str(summary.n_prompts),
+        prompts_text(summary),
         f"{summary.tokens_per_s.median:.1f}",
         speedup_text(summary.speedup),
         length_text(summary),

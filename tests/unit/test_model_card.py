@@ -223,6 +223,15 @@ def test_every_engine_has_its_command(folder: Path) -> None:
 def test_what_no_engine_serves_is_said(tmp_path: Path) -> None:
     random_drafter(tiny_target(), architecture="dflare").save_pretrained(tmp_path)
     card = write_card(tmp_path).read_text()
+def test_prompts_and_turns_are_told_apart(folder: Path) -> None:
+    first = [r for turn in (0, 1) for r in pair_of_runs(turn=turn)]
+    text = carded(folder, [*first, *pair_of_runs(prompt_index=1)])
+    assert "Median of 3 turns of 2 prompts" in text
+    assert "| gsm8k | 2 (3 turns) | 10.0 |" in text
+    assert "| 2 | 1 | 10.0 |" in text, "the second turn is one of one prompt"
+    check_card(folder)
+
+
     assert "Neither serves DFlare drafters" in card
     assert "vllm serve" not in card
     assert ModelCard(card).data.tags[0] == "dflare"
