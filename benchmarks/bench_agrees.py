@@ -29,13 +29,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_dflash import DFlashDraftModel
 from hf_dflash.measurement import write_whole
-from hf_dflash.provenance import published_command
 from hf_dflash.smollm2 import demo_drafter_folder, target_folder
+from made_with import made_with, usual_device
 
 #: The project's promise: largest difference between both speed-ups.
 LIMIT = 0.05
 #: What the record tells of the result that was compared.
-BENCH_FACTS = ("command", "date", "dtype", "device", "versions")
+BENCH_FACTS = ("command", "commit", "date", "dtype", "device", "versions")
 
 
 def main() -> int:
@@ -51,12 +51,11 @@ def main() -> int:
     if options.json is not None:
         provenance = document["provenance"]
         record = {
-            "command": published_command("benchmarks/bench_agrees.py", sys.argv[1:]),
+            **made_with(usual_device()),
             "limit": LIMIT,
             "repeats": options.repeats,
             "n_prompts": sum(map(len, document["prompts"].values())),
             "bench": {name: provenance[name] for name in BENCH_FACTS},
-            "threads": torch.get_num_threads(),
             "agrees": agrees,
             "block_sizes": found,
         }
@@ -186,7 +185,7 @@ def load(target_name: str | None, drafter_name: str | None, dtype: str) -> tuple
     """Target, tokenizer and drafter, as the benchmark loads them."""
     target_name = target_name or str(target_folder(notify=print))
     drafter_name = drafter_name or str(demo_drafter_folder())
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usual_device()
     options = {"dtype": getattr(torch, dtype)}
     target = AutoModelForCausalLM.from_pretrained(target_name, **options).to(device).eval()
     drafter = DFlashDraftModel.from_pretrained(drafter_name, **options).to(device).eval()

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from hf_dflash import DFlashConfig, DFlashDraftModel
+from made_with import made_with, usual_device
 
 CARD = Path(__file__).parents[1] / "model_cards" / "smollm2-135m-instruct-dflash"
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95}
@@ -115,7 +113,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures there too")
     options = parser.parse_args()
     dtypes = ["float32", "bfloat16"] if options.dtype == "both" else [options.dtype]
-    report = {"command": " ".join(sys.argv), "versions": versions(), "results": []}
+    report: dict[str, Any] = {**made_with(usual_device()), "results": []}
+    print(report["device"], report["threads"], "threads", report["versions"])
     for dtype in dtypes:
         target, drafter, prompts = load_pair(options, getattr(torch, dtype))
         figures = measure(target, drafter, prompts, options)
@@ -125,20 +124,9 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def versions() -> dict[str, Any]:
-    """What the figures depend on."""
-    return {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
-    }
-
-
 def load_pair(options: Any, dtype: torch.dtype) -> tuple[Any, Any, list[torch.Tensor]]:
     """The target, its drafter and tokenised prompts."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = usual_device()
     if options.tiny:
         target, drafter = tiny_pair(options.vocab_size, dtype)
         prompts = [torch.randint(1, options.vocab_size, (1, 16)) for _ in range(4)]
@@ -277,7 +265,7 @@ def summary(rounds: dict[str, list[Timing]]) -> dict[str, Any]:
 
 def show(dtype: str, figures: dict[str, Any], drafter: Any) -> None:
     """Print one table."""
-    print(f"\n{dtype}, block size {drafter.config.block_size}, {versions()}")
+    print(f"\n{dtype}, block size {drafter.config.block_size}")
     columns = (
         ("tokens/s", 10),
         ("tokens/step", 13),

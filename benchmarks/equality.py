@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,14 +23,16 @@ import torch
 import transformers
 from torch import Tensor
 
-import hf_dflash
 from hf_dflash import DFlashDraftModel
 from hf_dflash.smollm2 import target_folder
+from made_with import made_with
 from near_tie import CycleRecorder, examine
 
 ROOT = Path(__file__).parents[1]
 # The promise of the project for this pair and mix of prompts, judged in float32.
 TOKENS_PER_FORWARD = 1.3
+#: What may differ between two parts of a run.
+FREE = ("command", "date")
 
 
 def main() -> int:
@@ -137,16 +138,8 @@ def _totals(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _provenance(args: argparse.Namespace, target: Path) -> dict[str, Any]:
     return {
-        "command": "python benchmarks/equality.py",
+        **made_with(),
         "max_new_tokens": args.max_new_tokens,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "hf_dflash": hf_dflash.__version__,
-        },
-        "threads": torch.get_num_threads(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "sha256": {
             "target": _sha256(target / "model.safetensors"),
             "drafter": _sha256(args.drafter / "model.safetensors"),
@@ -164,9 +157,10 @@ def open_record(path: Path, provenance: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {"provenance": provenance, "summary": {}, "rows": {}}
     record = json.loads(path.read_text("utf-8"))
-    if record["provenance"] != provenance:
+    there, now = ({**made, **dict.fromkeys(FREE)} for made in (record["provenance"], provenance))
+    if there != now:
         raise RuntimeError(
-            f"`--out` {path} was made with other versions, weights, prompts or threads: "
+            f"`--out` {path} was made with other code, versions, weights, prompts or threads: "
             f"{record['provenance']}, now {provenance}. Delete it, or name another file."
         )
     return record

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from hf_dflash.few_rows import quick_few_rows
+from hf_dflash.few_rows import quick_few_rows, rows_the_other_way
 from hf_dflash.outputs_dflash import CACHE_NAME
-from hf_dflash.provenance import device_name, published_command
 from hf_dflash.smollm2 import target_folder
+from made_with import made_with
 
 
 def main() -> None:
@@ -39,10 +38,8 @@ def main() -> None:
     target = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
     figures = measure(target, options)
     report = {
-        "command": published_command("python", sys.argv),
-        "device": device_name(target.device),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **made_with(target.device),
+        "other_way": rows_the_other_way(target),  # elsewhere ours is torch's
         "rows": figures,
     }
     if options.json is not None:

@@ -19,6 +19,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from made_with import made_with, usual_device
+
 SCRIPT = Path(__file__).parents[1] / "examples" / "train_smollm2.py"
 COMMON = "--batch-size 4 --anchors 32 --block-size 8 --sampled-tokens 2048 --learning-rate 1e-3"
 #: What each variant changes. The first is what all the others are compared with.
@@ -45,7 +47,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    results: dict[str, Any] = {"command": " ".join(sys.argv), "runs": []}
+    results: dict[str, Any] = {**made_with(usual_device()), "runs": []}
     for seed in options.seeds:
         for name in options.runs:
             results["runs"].append(run(options, name, seed))
@@ -66,11 +68,17 @@ def run(options: argparse.Namespace, name: str, seed: int) -> dict[str, Any]:
         f" --eval-steps {max(1, steps // 3)} --eval-prompts 0 {COMMON} {VARIANTS[name]}"
     ).split()
     state = folder / f"checkpoint-{steps}" / "trainer_state.json"
+    origin = folder / "made_with.json"
     if not state.is_file():
         command = [str(SCRIPT), str(folder), "--taps", str(work / "taps"), *settings]
+        made = made_with(usual_device())
         subprocess.run([sys.executable, *command], check=True)
+        origin.write_text(json.dumps(made) + "\n", encoding="utf-8")
+    # A run that was there may be of other code than what writes the result.
+    made = json.loads(origin.read_text(encoding="utf-8")) if origin.is_file() else None
     history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-    return {"run": name, "seed": seed, "options": " ".join(settings), "curve": curve(history)}
+    told = {"run": name, "seed": seed, "options": " ".join(settings), "made_with": made}
+    return {**told, "curve": curve(history)}
 
 
 def curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -32,15 +31,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hf_dflash import DFlashConfig, DFlashDraftModel, DFlashTrainingArguments
 from hf_dflash.collator import DFlashCollator, EpochRows
+from hf_dflash.provenance import published_command
 from hf_dflash.target import decoder_layers
 from hf_dflash.target_states import run_target
+from made_with import made_with
 
 HERE = Path(__file__).parent
 ANSWERS = HERE.parent / "examples" / "data" / "smollm2_answers.jsonl.gz"
@@ -108,8 +108,9 @@ def main() -> int:
         checks = check(processes, folder)
         steps = alternate(processes, options.steps)
         report = {
+            **made_with(),
             "command": command(options),
-            "versions": versions(options.threads),
+            "threads": options.threads,
             "settings": {
                 k: v for k, v in vars(options).items() if k not in ("json", "peer_python")
             },
@@ -148,19 +149,9 @@ def _options() -> argparse.Namespace:
 
 def command(options: argparse.Namespace) -> str:
     """The command line, without where the peers happen to lie."""
-    line = " ".join(["benchmarks/training_step.py", *sys.argv[1:]])
-    return line.replace(options.peer_python, "PEERS/bin/python") if options.peer_python else line
-
-
-def versions(threads: int) -> dict[str, Any]:
-    """What the figures depend on."""
-    return {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-        "threads": threads,
-        "device": "cpu",
-    }
+    peers = options.peer_python
+    words = [word.replace(peers, "PEERS/bin/python") if peers else word for word in sys.argv]
+    return published_command("python", words)
 
 
 # ---- what all methods train with ----
@@ -332,7 +323,7 @@ def spread(ratios: Sequence[float]) -> dict[str, float]:
 
 def show(report: dict[str, Any]) -> None:
     """Print one table."""
-    print(report["versions"])
+    print(report["device"], report["threads"], "threads", report["versions"])
     columns = ("tokens/s", "s/step", "MiB", "time/ours", "quartiles", "memory/ours")
     print(" " * 12 + "".join(f"{name:>14}" for name in columns) + "   loss, gradient differ by")
     for name, row in report["methods"].items():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hf_dflash.provenance import commit_of_checkout, device_name
+from made_with import CODE, usual_device
 from pairs import ScriptedDrafter
 
 _MIXED = (3, 0, 7, 1, 2, 5, 0, 4, 15, 6)
@@ -16,6 +20,17 @@ _MIXED = (3, 0, 7, 1, 2, 5, 0, 4, 15, 6)
 def mixed(cycle: int) -> int:
     """How many drafts of a cycle are right: none, some and all by turns."""
     return _MIXED[cycle % len(_MIXED)]
+
+
+def check_made_with(record: dict[str, Any], folder: Path) -> None:
+    """A record of this checkout says how it was made, and does not name ``folder``."""
+    assert record["command"].startswith("python ")
+    assert record["commit"] == commit_of_checkout(CODE)
+    assert record["date"].endswith("+00:00")
+    assert {*record["versions"]} == {"hf_dflash", "torch", "transformers", "python"}
+    assert record["device"] in {device_name(torch.device("cpu")), device_name(usual_device())}
+    assert record["threads"] >= 1
+    assert str(folder) not in json.dumps(record)
 
 
 def prompt(n_tokens: int, seed: int = 0, vocab_size: int = 90) -> Tensor:

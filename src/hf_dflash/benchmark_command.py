@@ -122,7 +122,10 @@ def _measure(
     runs = _in_order([run for part, _ in parts for of_one in part for run in of_one], places)
     texts = spell(benchmark.models.tokenizer, runs)
     wall_s = max(seconds for _, seconds in parts)
-    return replace(journal.plan, runs=runs, token_texts=texts, wall_s=wall_s)
+    first, *others = ranks.gather(journal.few_rows)
+    same = first if all(other == first for other in others) else None
+    provenance = replace(journal.plan.provenance, few_rows=same)
+    return replace(journal.plan, provenance=provenance, runs=runs, token_texts=texts, wall_s=wall_s)
 
 
 def _in_order(runs: Sequence[Run], places: Sequence[tuple[str, int]]) -> list[Run]:

@@ -15,7 +15,8 @@ from typing import Any
 from .measurement import Measurement, Run, from_plain
 
 #: What may differ between two parts of one measurement.
-FREE = ("command", "date")
+#: `few_rows` is found out by the clock: where both ways take about as long, it may go either way.
+FREE = ("command", "date", "few_rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Entry:
 
     runs: list[Run]
     wall_s: float  # since the prompt before it, or since the start
+    few_rows: list[int] | None = None  # as `Provenance` has it, of the process that measured
 
 
 class Journal:
@@ -38,6 +40,7 @@ class Journal:
         plan: The same; of a measurement that goes on, as it began: its command and its date.
         done: Runs by data set and prompt.
         wall_s: Seconds that all of them took, in every sitting, loading and warming up included.
+        few_rows: What `Provenance.few_rows` was for each of them.
 
     Raises:
         ValueError: ``path`` holds runs of another measurement, or a broken line.
@@ -47,6 +50,8 @@ class Journal:
         self.path, self.plan = path, plan
         self.wall_s, self._last_s = 0.0, start_s
         self.done: dict[tuple[str, int], list[Run]] = {}
+        self.few_rows: list[list[int] | None] = []
+        self._few_rows_now = plan.provenance.few_rows
         header = json.dumps(asdict(replace(plan, runs=[])), ensure_ascii=False)
         lines = self._whole_lines()
         if len(lines) > 1:
@@ -66,7 +71,7 @@ class Journal:
             OSError: They cannot be written; what was there before stays.
         """
         now = time.perf_counter()
-        entry = Entry(list(runs), now - self._last_s)
+        entry = Entry(list(runs), now - self._last_s, self._few_rows_now)
         self._append(json.dumps(asdict(entry), ensure_ascii=False, allow_nan=False))
         self._last_s = now
         self._add(entry)
@@ -98,6 +103,7 @@ class Journal:
     def _add(self, entry: Entry) -> None:
         self.done[entry.runs[0].dataset, entry.runs[0].prompt_index] = entry.runs
         self.wall_s += entry.wall_s
+        self.few_rows.append(entry.few_rows)
 
 
 def refuse_other(kept: Measurement, wanted: Measurement, path: Path) -> None:

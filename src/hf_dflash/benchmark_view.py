@@ -8,7 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from .findings import decoding_words, identical_text, length_text, policy_words, right_text
+from .findings import (
+    decoding_words,
+    identical_text,
+    length_text,
+    policy_words,
+    prompts_text,
+    right_text,
+)
 from .measurement import Difference, Measurement, MethodSummary, Spread, Variant
 
 COLUMNS = (
@@ -58,7 +65,7 @@ def show(measurement: Measurement, console: Console) -> None:
         caption="speed-up: median over prompts of the ratio to plain decoding of the same prompt, "
         "with quartiles. decode: the same without the prompt and the first draft. tau: tokens a "
         "cycle, mean over outputs. same: outputs equal to plain decoding's. stock: transformers' "
-        "own block loop." + _wall_time(measurement),
+        "own block loop." + _prompts(measurement) + _wall_time(measurement),
         box=SIMPLE,
         padding=0,  # the box parts columns by a blank, so that the table fits 80 of them
     )
@@ -93,6 +100,12 @@ def duration(seconds: float) -> str:
 def _wall_time(measurement: Measurement) -> str:
     seconds = measurement.wall_s
     return "" if seconds is None else f" All of it took {duration(seconds)}."
+
+
+def _prompts(measurement: Measurement) -> str:
+    by_dataset = measurement.summary.slices["dataset"]
+    told = [f"{name} {prompts_text(methods[0])}" for name, methods in by_dataset.items()]
+    return f" Prompts: {', '.join(told)}." if told else ""
 
 
 def _row(dataset: str, measurement: Measurement, method: MethodSummary) -> tuple[str, ...]:

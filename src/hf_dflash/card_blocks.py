@@ -22,6 +22,7 @@ from .findings import (
     method_label,
     place_sentence,
     plural,
+    prompts_text,
     right_sentence,
     right_text,
     speed_sentence,
@@ -99,7 +100,7 @@ def _methods_table(measurement: Measurement) -> str:
 def _slice_table(measurement: Measurement, name: str) -> str:
     main = main_summary(measurement)
     rows = [
-        [value, str(summary.n_prompts), *_figures(summary)]
+        [value, prompts_text(summary), *_figures(summary)]
         for value, summaries in measurement.summary.slices[name].items()
         for summary in summaries
         if main is not None and summary.variant == main.variant

@@ -1,4 +1,7 @@
-"""The parts of a model card that hold no measured figure, as Markdown."""
+"""The parts of a model card that hold no measured figure, as Markdown.
+
+But for one: the number of drafts to decode with, where the card's headline advises one.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 
 from .checkpoint_dflash import tensor_headers_of, weight_files
 from .configuration_dflash import DFlashConfig
-from .findings import ARCHITECTURES, plural, short_name
+from .findings import ARCHITECTURES, advised_drafts, plural, short_name
+from .measurement import Measurement
 from .serving import SLIDING, sglang_command, vllm_command
 
 PAPERS = {"dflash": "arxiv:2602.06036", "dflare": "arxiv:2606.02091"}
@@ -31,8 +35,7 @@ chat = [{{"role": "user", "content": "Count from 1 to 20."}}]
 inputs = tokenizer.apply_chat_template(
     chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
 )
-output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
-print(tokenizer.decode(output[0]))
+{call}print(tokenizer.decode(output[0]))
 ```
 """
 #: Where `_PACKAGE` has the drafter's name and the target's.
@@ -57,8 +60,17 @@ drafter = AutoModel.from_pretrained(
     dtype=target.dtype,
     trust_remote_code=True,
 )
-output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)
-```
+{call}```
+"""
+_CALL = "output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)\n"
+_CALL_WITH_DRAFTS = """\
+output = target.generate(
+    **inputs,
+    assistant_model=drafter,
+    max_new_tokens=64,
+    # the fastest number of drafts measured on {device}, in {dtype}
+    num_assistant_tokens={n_drafts},
+)
 """
 _STOCK = """\
 ```python
@@ -114,7 +126,9 @@ def target_link(target: str) -> str:
     return f"https://huggingface.co/{target}"
 
 
-def usage_section(config: DFlashConfig, drafter: str, target: str, *, has_code: bool) -> str:
+def usage_section(
+    config: DFlashConfig, drafter: str, target: str, *, has_code: bool, head: Measurement | None
+) -> str:
     """How to decode with it in every engine that can.
 
     Args:
@@ -122,8 +136,9 @@ def usage_section(config: DFlashConfig, drafter: str, target: str, *, has_code: 
         drafter: Repository or folder that the reader loads it from.
         target: The same of the target.
         has_code: Whether the repository will have this package's code for ``trust_remote_code``.
+        head: The card's first measurement, for the number of drafts that its headline advises.
     """
-    names = {"drafter": drafter, "target": target}
+    names = {"drafter": drafter, "target": target, "call": _call(head)}
     parts = ["## Use\n"]
     if drafter == PLACE_OF_CARD:
         parts.append(_PLACE_NOTE)
@@ -141,6 +156,14 @@ def usage_section(config: DFlashConfig, drafter: str, target: str, *, has_code: 
         "the `model_type` is `qwen3`, which is what serving engines expect.\n"
     )
     return "\n".join([*parts, _serving(config, drafter, target)])
+
+
+def _call(head: Measurement | None) -> str:
+    n_drafts = None if head is None else advised_drafts(head)
+    if head is None or n_drafts is None:
+        return _CALL
+    device = " ".join(head.provenance.device.split())
+    return _CALL_WITH_DRAFTS.format(device=device, dtype=head.provenance.dtype, n_drafts=n_drafts)
 
 
 def _serving(config: DFlashConfig, drafter: str, target: str) -> str:

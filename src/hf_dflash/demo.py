@@ -39,6 +39,13 @@ class Pair:
     dtype: str
     n_drafts: int | None = None  # most drafts a cycle; None: as the drafter's policy says
 
+    @property
+    def most_drafts(self) -> int:
+        """The same as a number."""
+        own = self.drafter.generation_config.num_assistant_tokens
+        whole: int = self.drafter.config.block_size - 1
+        return self.n_drafts or own or whole
+
 
 LoadPair = Callable[[str], Pair]
 
@@ -107,6 +114,7 @@ class Report:
     """All that a run measured."""
 
     dtype: str
+    num_assistant_tokens: int  # most drafts a cycle
     timings: tuple[Timing, ...]  # empty unless both dtypes were timed
     comparisons: tuple[Comparison, ...]
 
@@ -192,7 +200,7 @@ def run(
         comparison = compare(pair, prompt, max_new_tokens, view)
         view.end_prompt(comparison, measure([comparison], factor))
         comparisons.append(comparison)
-    return Report(pair.dtype, timings, tuple(comparisons))
+    return Report(pair.dtype, pair.most_drafts, timings, tuple(comparisons))
 
 
 def _pair_to_use(
@@ -356,22 +364,25 @@ def _tokens_per_s(decodings: Sequence[Decoding]) -> float:
 
 
 def as_json(report: Report) -> str:
-    """The report as JSON: ``dtype``, ``timings``, ``prompts`` and ``overall``.
+    """The report as JSON: how it was decoded, ``timings``, ``prompts`` and ``overall``.
 
+    How: ``dtype`` and ``num_assistant_tokens``, most drafts a cycle. Each prompt repeats both.
     ``speedup_vs_best_plain`` is null and ``timings`` empty unless both dtypes were timed;
     ``acceptance_length`` is null if no cycle was run.
     """
     factor = best_plain_factor(report.timings, report.dtype)
+    setting = {"dtype": report.dtype, "num_assistant_tokens": report.num_assistant_tokens}
     prompts = [
         {
             "prompt": c.prompt,
+            **setting,
             **asdict(measure([c], factor)),
             "difference": None if c.difference is None else asdict(c.difference),
         }
         for c in report.comparisons
     ]
     document = {
-        "dtype": report.dtype,
+        **setting,
         "timings": [asdict(timing) for timing in report.timings],
         "prompts": prompts,
         "overall": asdict(report.overall),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import MethodType
@@ -71,10 +71,7 @@ def quick_few_rows(*models: nn.Module) -> Iterator[None]:
     Layers on other devices, of other types, and all whose forward somebody else has replaced
     (hooks of accelerate, `torch.compile`) are left as they are.
     """
-    own = [model for model in models if not _is_replaced(model)]
-    layers = [layer for model in own for layer in model.modules() if _is_plain(layer)]
-    if layers and not other_way_is_quicker(torch.get_num_threads()):
-        layers = []
+    layers = _layers_to_replace(models)
     try:
         for layer in layers:
             layer.forward = MethodType(_forward, layer)
@@ -82,6 +79,17 @@ def quick_few_rows(*models: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:  # of two calls at once, the first one to end takes it off
             vars(layer).pop("forward", None)
+
+
+def rows_the_other_way(*models: nn.Module) -> list[int]:
+    """Of how many rows `quick_few_rows` has these models multiply the other way; none if empty."""
+    return list(FEW_ROWS) if _layers_to_replace(models) else []
+
+
+def _layers_to_replace(models: Iterable[nn.Module]) -> list[nn.Module]:
+    own = [model for model in models if not _is_replaced(model)]
+    layers = [layer for model in own for layer in model.modules() if _is_plain(layer)]
+    return layers if layers and other_way_is_quicker(torch.get_num_threads()) else []
 
 
 def _is_plain(layer: nn.Module) -> bool:

@@ -119,6 +119,12 @@ def right_text(summary: MethodSummary) -> str:
     return "" if quality is None else f"{quality.n_correct}/{quality.n_judged}"
 
 
+def prompts_text(summary: MethodSummary) -> str:
+    """Prompts, and their turns where some have several."""
+    turns = "" if summary.n_turns == summary.n_prompts else f" ({summary.n_turns} turns)"
+    return f"{summary.n_prompts}{turns}"
+
+
 # ---- sentences ----
 
 
@@ -157,14 +163,27 @@ def _fastest(measurement: Measurement) -> str:
         return "; no other number of drafts that was measured is faster" if several else ""
     [fastest] = others
     n = n_drafts(measurement, fastest.variant)
-    # More drafts than the block has places for need another config.
-    is_option = n < measurement.provenance.drafter.block_size
+    is_option = _is_option(measurement, n)
     setting = f"num_assistant_tokens={n}" if is_option else f"block_size={n + 1} in its config"
     use = f", slower too ({setting})" if _is_slower(fastest) else f": use {setting}"
     return (
         f"; with {plural(n, 'draft')} a cycle, the fastest measured, "
         f"{_median(fastest)} times as fast ({_over_all(fastest)}){use}"
     )
+
+
+def advised_drafts(measurement: Measurement) -> int | None:
+    """The ``num_assistant_tokens`` that `speed_sentence` says to use; None if it names none."""
+    for fastest in told_summaries(measurement)[1:]:
+        n = n_drafts(measurement, fastest.variant)
+        if _is_option(measurement, n) and not _is_slower(fastest):
+            return n
+    return None
+
+
+def _is_option(measurement: Measurement, n: int) -> bool:
+    """Whether ``n`` drafts can be asked for: more than the block has places for need a config."""
+    return n < measurement.provenance.drafter.block_size
 
 
 def _median(summary: MethodSummary) -> str:
@@ -183,19 +202,21 @@ def spread_sentence(measurement: Measurement) -> str | None:
     """How far prompts differ in their speed-up; None without plain decoding."""
     told = told_summaries(measurement)
     sentences = [
-        f"{_with_drafts(measurement, summary, told)}{_range(summary.speedup)}."
+        f"{_with_drafts(measurement, summary, told)}{_range(summary, summary.speedup)}."
         for summary in told
         if summary.speedup is not None
     ]
     return _as_text(sentences)
 
 
-def _range(speedup: Spread) -> str:
+def _range(summary: MethodSummary, speedup: Spread) -> str:
     if speedup.n == 1:
         return "one prompt"
+    several = summary.n_turns > summary.n_prompts
+    turns = f"{speedup.n} turns of {plural(summary.n_prompts, 'prompt')}"
     return (
-        f"median of {speedup.n} prompts, the middle half of them between {speedup.low:.2f} and "
-        f"{speedup.high:.2f}"
+        f"median of {turns if several else f'{speedup.n} prompts'}, the middle half of them "
+        f"between {speedup.low:.2f} and {speedup.high:.2f}"
     )
 
 

@@ -49,6 +49,9 @@ class Provenance:
     target: TargetInfo
     drafter: DrafterInfo
     n_processes: int = 1
+    # Of how many rows products were made the other way (see `few_rows`), which every process finds
+    # out by the clock; empty: of none. None: older files, or processes or sittings that differ.
+    few_rows: list[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

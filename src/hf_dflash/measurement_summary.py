@@ -103,6 +103,9 @@ class TimeShares:
 class MethodSummary:
     """The figures of one method over some runs.
 
+    ``n_turns`` counts each turn of a conversation, which is one of ``n_prompts``. Where prompts are
+    compared, as below, each turn is compared for itself.
+
     ``speedup`` is the median over prompts of the ratio to plain decoding of the same prompt in
     the same repeat (repeats of a prompt count once, by their median), so what else the machine
     did then hits both. ``speedup_decode`` leaves the prompt and the first draft out, as the papers
@@ -116,6 +119,7 @@ class MethodSummary:
     mode: str
     block_size: int | None
     n_prompts: int
+    n_turns: int
     n_runs: int
     n_tokens: int
     tokens_per_s: Spread
@@ -188,7 +192,8 @@ def _summarise_method(
         variant.method,
         variant.mode,
         variant.block_size,
-        n_prompts=len({run.prompt_key for run in runs}),
+        n_prompts=len({(run.dataset, run.prompt_index) for run in runs}),
+        n_turns=len({run.prompt_key for run in runs}),
         n_runs=len(runs),
         n_tokens=sum(len(run.token_ids) for run in runs),
         tokens_per_s=spread([run.tokens_per_s for run in runs]),

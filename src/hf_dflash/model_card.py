@@ -79,6 +79,7 @@ class Sources:
 
     measurements: dict[str, Measurement] = field(default_factory=dict)
     training_log: str | None = None
+    head: Measurement | None = None  # of the first headline
 
 
 def write_card(
@@ -140,7 +141,8 @@ def sources_of(folder: Path) -> Sources:
     paths = _measurement_files(folder)
     measurements = {f"{EVALUATION_FOLDER}/{path.name}": read_measurement(path) for path in paths}
     has_log = (folder / TRAINING_LOG_NAME).is_file()
-    return Sources(measurements, TRAINING_LOG_NAME if has_log else None)
+    head = next(iter(measurements.values()), None)
+    return Sources(measurements, TRAINING_LOG_NAME if has_log else None, head)
 
 
 def _measurement_files(folder: Path) -> list[Path]:
@@ -181,12 +183,12 @@ def check_card(folder: Path) -> None:
             f"{unknown[0]['metric_type']} {unknown[0]['metric_value']} on "
             f"{unknown[0]['dataset_name']}. {again}"
         )
-    _check_text(folder, path.read_text(encoding="utf-8"))
+    _check_text(folder, path.read_text(encoding="utf-8"), sources.head)
 
 
-def _check_text(folder: Path, card: str) -> None:
+def _check_text(folder: Path, card: str, head: Measurement | None) -> None:
     """Refuse numbers that neither the config, the weights, a measurement nor the log gives."""
-    known = _generated_lines(folder, card)
+    known = _generated_lines(folder, card, head)
     line = figure_without_source(card, known)
     if line is None and _GENERATED in card:
         line = number_out_of_place(card, GENERATED_SECTIONS, known)
@@ -200,7 +202,7 @@ def _check_text(folder: Path, card: str) -> None:
         )
 
 
-def _generated_lines(folder: Path, card: str) -> set[str]:
+def _generated_lines(folder: Path, card: str, head: Measurement | None) -> set[str]:
     """What is written for this drafter, under the names that the card has for it and its target."""
     name, target = (
         found.group(1) if (found := pattern.search(card)) else None for pattern in USED_NAMES
@@ -208,7 +210,7 @@ def _generated_lines(folder: Path, card: str) -> set[str]:
     config = DFlashConfig.from_pretrained(folder)
     known_target = None if target == _UNKNOWN_TARGET else target
     bodies = [
-        _body(folder, config, Sources(), CardOptions(name=name, code=code), known_target)
+        _body(folder, config, Sources(head=head), CardOptions(name=name, code=code), known_target)
         for code in (True, False)
     ]
     return {line.strip() for body in bodies for line in body.splitlines()}
@@ -265,6 +267,7 @@ def _body(
             options.name or PLACE_OF_CARD,
             target or _UNKNOWN_TARGET,
             has_code=options.code and not _has_other_code(folder),
+            head=sources.head,
         ),
         "## Training\n",
         write_block(folder, "trained", log)

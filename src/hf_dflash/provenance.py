@@ -6,18 +6,53 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import transformers
 
 from . import __version__
 from .checkpoint_dflash import weight_files
+from .few_rows import rows_the_other_way
 from .measurement_runs import DrafterInfo, Provenance, TargetInfo
 
 _POLICY = ("num_assistant_tokens", "assistant_confidence_threshold", "temperature")
+
+
+class Origin(TypedDict):
+    """What any measurement was made with: the part of `Provenance` that no model decides."""
+
+    command: str
+    commit: str | None
+    date: str
+    versions: dict[str, str]
+    device: str
+    threads: int
+
+
+def origin(command: str, device: torch.device, code: Sequence[str] = ("src",)) -> Origin:
+    """Describe code, versions and machine of what begins now.
+
+    Args:
+        command: That began it.
+        device: That computes.
+        code: What of the checkout is run, as git names paths.
+    """
+    return Origin(
+        command=command,
+        commit=commit_of_checkout(code),
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        versions={
+            "hf_dflash": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        device=device_name(device),
+        threads=torch.get_num_threads(),
+    )
 
 
 def provenance_of(
@@ -34,17 +69,7 @@ def provenance_of(
     """
     config = drafter.config
     return Provenance(
-        command=command,
-        commit=commit_of_checkout(),
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        versions={
-            "hf_dflash": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        },
-        device=device_name(target.device),
-        threads=torch.get_num_threads(),
+        **origin(command, target.device),
         dtype=str(target.dtype).removeprefix("torch."),
         seed=seed,
         target=TargetInfo(published_name(target.name_or_path), _revision(target)),
@@ -59,6 +84,7 @@ def provenance_of(
             drafting_policy(drafter.generation_config),
         ),
         n_processes=n_processes,
+        few_rows=rows_the_other_way(target, drafter),
     )
 
 
@@ -120,13 +146,13 @@ def _shell_word(text: str) -> str:
     return f"~/{shlex.quote(text[2:])}" if text.startswith("~/") else shlex.quote(text)
 
 
-def commit_of_checkout() -> str | None:
-    """The commit of the code, ending in "-dirty" if the code was changed; None without git."""
+def commit_of_checkout(code: Sequence[str] = ("src",)) -> str | None:
+    """The commit of the checkout, ending in "-dirty" if ``code`` was changed; None without git."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
     describe = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*"]
-    status = ["git", "-C", str(folder), "status", "--porcelain", "--", "src"]
+    status = ["git", "-C", str(folder), "status", "--porcelain", "--", *code]
     try:
         commit, changes = (
             subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -21,6 +21,7 @@ from .findings import (
     n_drafts,
     place_sentence,
     plural,
+    prompts_text,
     right_sentence,
     right_text,
     short_name,
@@ -128,9 +129,10 @@ def _tiles(measurement: Measurement) -> list[str]:
             meaning = f"the speed of plain decoding, with {drafts} a cycle{rank}"
             tiles.append((times(summary.speedup.median), meaning))
     before = "" if plain is None else f"{plain.tokens_per_s.median:.1f} → "
-    tiles.append(
-        (f"{before}{main.tokens_per_s.median:.1f}", "tokens a second, one prompt at a time")
-    )
+    fastest = told_summaries(measurement)[-1]
+    drafts = plural(n_drafts(measurement, fastest.variant), "draft")
+    meaning = f"tokens a second with {drafts} a cycle, one prompt at a time"
+    tiles.append((f"{before}{fastest.tokens_per_s.median:.1f}", meaning))
     if main.acceptance is not None:
         most = main.block_size or len(main.acceptance.by_slot) + 1
         meaning = f"tokens a cycle, of {most} at most: the mean over outputs (macro)"
@@ -201,7 +203,7 @@ def _slices(measurement: Measurement) -> list[str]:
 
 def _cells(summary: MethodSummary) -> list[str]:
     return [
-        str(summary.n_prompts),
+        prompts_text(summary),
         f"{summary.tokens_per_s.median:.1f}",
         speedup_text(summary.speedup),
         length_text(summary),

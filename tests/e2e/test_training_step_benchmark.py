@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from checks import check_made_with
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "training_step.py"
 
 
@@ -28,3 +30,4 @@ def test_a_tiny_pair_is_measured(tmp_path: Path) -> None:
     assert ours["losses"][0] != ours["losses"][1]
     assert ours["step_bytes"] > 0
     assert "tokens/s" in done.stdout
+    check_made_with(report, tmp_path)

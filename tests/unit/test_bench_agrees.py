@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import bench_agrees
 from bench_pairs import saved_models
+from checks import check_made_with
 from hf_dflash import cli
 from measurements import measurement, pair_of_runs
 
@@ -112,7 +113,8 @@ def test_it_decodes_with_each_block_size_and_writes_what_it_found(
             ours, by_hand = of_size[name]["bench"], of_size[name]["by_hand"]
             assert of_size[name]["difference"] == pytest.approx(abs(ours / by_hand - 1))
     assert (found["n_prompts"], found["repeats"]) == (2, 1)
-    assert str(tmp_path) not in record.read_text()
+    check_made_with(found, tmp_path)
+    assert found["bench"]["commit"] == json.loads(result.read_text())["provenance"]["commit"]
 
 
 def test_a_block_size_that_was_not_measured_is_refused(

@@ -135,6 +135,26 @@ def test_an_interrupted_run_goes_on(
     assert whole.wall_s > sum(run.seconds.total for run in whole.runs), "both sittings count"
 
 
+@pytest.mark.parametrize(
+    ("answers", "told"), [([True, True], [2, 3, 4, 5]), ([False, False], []), ([True, False], None)]
+)
+def test_a_run_goes_on_whichever_way_the_clock_chose_and_tells_it(
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[bool],
+    told: list[int] | None,
+) -> None:
+    Interrupted(monkeypatch, KeyboardInterrupt())
+    for answer in answers:
+        monkeypatch.setattr("hf_dflash.few_rows.other_way_is_quicker", lambda _, a=answer: a)
+        done = bench(*options, "--no-stock", "--lookup", "0")
+    assert done.exit_code == 0, done.output
+    assert result_of(tmp_path).provenance.few_rows == told
+    monkeypatch.setattr("hf_dflash.few_rows.other_way_is_quicker", lambda _: True)
+    assert bench(*options, "--no-stock", "--lookup", "0").exit_code == 0, "shown again"
+
+
 def test_a_finished_run_is_shown_again_and_another_one_refused(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

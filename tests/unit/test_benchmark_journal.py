@@ -94,12 +94,17 @@ def test_another_configuration_is_refused(
     assert journal(tmp_path).done == {("gsm8k", 0): FIRST}
 
 
-def test_command_and_date_may_differ(tmp_path: Path) -> None:
+def test_command_date_and_what_the_clock_chose_may_differ(tmp_path: Path) -> None:
     journal(tmp_path).append(FIRST)
-    later = provenance(command="hf-dflash bench again", date="2027-01-01T00:00:00+00:00")
+    later = provenance(
+        command="hf-dflash bench again", date="2027-01-01T00:00:00+00:00", few_rows=[2, 3]
+    )
     again = journal(tmp_path, replace(PLAN, provenance=later))
     assert again.done
     assert again.plan == PLAN, "the measurement began when it began"
+    again.append(SECOND)
+    assert again.few_rows == [None, [2, 3]], "each prompt knows how it was measured"
+    assert journal(tmp_path).few_rows == [None, [2, 3]]
 
 
 def test_a_run_that_measured_nothing_binds_no_other(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def test_a_row_for_each_method_with_its_figures() -> None:
     assert "dflash B8 10.0 2.00 2.00-2.00 2.20 3.67 1/1 1/1" in rows
     assert "dflash B4 10.0 2.00 2.00-2.00 2.20 3.67 1/1" in rows
     assert "float32, greedy, up to 12 tokens, cpu" in text
+    assert "Prompts: gsm8k 1." in " ".join(text.split())
 
 
 def test_several_data_sets_have_a_part_for_all() -> None:

@@ -107,6 +107,7 @@ def test_a_run_tells_everything_in_order(pair):
     assert report.overall.identical
     assert report.overall.speedup_vs_best_plain is None
     assert report.timings == ()
+    assert report.num_assistant_tokens == 7, "the block less its anchor"
 
 
 def test_a_dtype_that_is_asked_for_is_used_and_compared_with_the_other(pair, monkeypatch):
@@ -174,6 +175,7 @@ def test_the_number_of_a_policy_is_kept(pair, monkeypatch):
     monkeypatch.setattr(pair.drafter.generation_config, "num_assistant_tokens", 5)
     assert demo.time_pairs([pair], "HELLO")[0].n_drafts is None
     assert {n_drafts for _, _, n_drafts in asked} == {None}
+    assert pair.most_drafts == 5
 
 
 def test_the_fastest_number_of_drafts_is_what_is_run(monkeypatch):
@@ -187,7 +189,7 @@ def test_the_fastest_number_of_drafts_is_what_is_run(monkeypatch):
         lambda _: pair, ["HELLO"], dtype="auto", max_new_tokens=N_NEW, view=RecordingView()
     )
     accepted = report.comparisons[0].drafted.n_accepted
-    assert max(accepted) == 3
+    assert max(accepted) == 3 == report.num_assistant_tokens
 
 
 @pytest.mark.parametrize(("limit_s", "n_rounds"), [(1e9, demo.TIMING_ROUNDS), (0.0, 1)])
@@ -254,13 +256,17 @@ def test_json_has_the_promised_keys():
     assert [field.name for field in fields(Measures)] == JSON_KEYS
     same = Decoding((1, 2), 1.0, 2, (0,))
     differing = _comparison(same, Decoding((1, 3), 1.0, 2, (0,)), Difference(1, 2, 3, 0.5))
-    report = demo.Report("float32", (), (_comparison(same, same), differing))
+    report = demo.Report("float32", 3, (), (_comparison(same, same), differing))
     document = json.loads(demo.as_json(report))
     assert document["timings"] == []
     assert document["overall"]["speedup_vs_best_plain"] is None, "one dtype: null, not left out"
     assert document["overall"] == asdict(report.overall)
     first, second = document["prompts"]
-    assert [*first] == ["prompt", *JSON_KEYS, "difference"]
+    setting = ["dtype", "num_assistant_tokens"]
+    assert [*document] == [*setting, "timings", "prompts", "overall"]
+    assert [*first] == ["prompt", *setting, *JSON_KEYS, "difference"]
+    for told in (document, first, second):
+        assert (told["dtype"], told["num_assistant_tokens"]) == ("float32", 3)
     assert first["difference"] is None
     assert second["difference"]["top2_gap"] == 0.5
     assert not document["overall"]["identical"]

@@ -66,7 +66,7 @@ def test_nothing_of_a_run_is_read_as_markup():
     view.start_decoding(True)
     view.tokens(ids, 1)
     view.end_prompt(shown, measure([shown], None))
-    view.summary(Report("bfloat16", (), (shown,)))
+    view.summary(Report("bfloat16", 7, (), (shown,)))
     assert written(view).count(MARKUP) == 4
     assert "('[' or ']')" in written(view)
 
@@ -142,7 +142,7 @@ def test_the_heading_of_a_prompt_tells_the_number_of_drafts(view):
 def test_the_summary_of_one_dtype_says_what_is_not_known():
     view = TerminalView(Console(file=io.StringIO(), width=120))
     one = Comparison("first", PLAIN, DRAFTED, None)
-    view.summary(Report("bfloat16", (), (one,)))
+    view.summary(Report("bfloat16", 7, (), (one,)))
     assert "of both dtypes: not known, only bfloat16 was run; --dtype auto" in written(view)
 
 
@@ -150,7 +150,7 @@ def test_the_summary_has_a_row_for_each_prompt_and_one_for_all(view):
     one = Comparison("first", PLAIN, Decoding((50,), 1.0, 1, ()), None)
     two = Comparison("second", PLAIN, DRAFTED, Difference(1, 50, 51, 0.1))
     timings = (Timing("float32", 3.0, 1.0), Timing("bfloat16", 2.0, 2.0))
-    view.summary(Report("bfloat16", timings, (one, two)))
+    view.summary(Report("bfloat16", 7, timings, (one, two)))
     text = written(view)
     assert all(word in text for word in ("first", "second", "all", "yes", "no", "2.00x", " - "))
     assert "Against the fastest plain decoding of both dtypes: " in text
@@ -159,7 +159,9 @@ def test_the_summary_has_a_row_for_each_prompt_and_one_for_all(view):
 
 def test_the_summary_keeps_its_headings_in_80_columns():
     view = TerminalView(Console(file=io.StringIO(), width=80))
-    view.summary(Report("bfloat16", (), (Comparison("Count from 1 " * 9, PLAIN, DRAFTED, None),)))
+    view.summary(
+        Report("bfloat16", 7, (), (Comparison("Count from 1 " * 9, PLAIN, DRAFTED, None),))
+    )
     text = written(view)
     headings = ("identical", "plain", "drafted", "tokens/s", "speed-up", "acceptance", "length")
     assert all(heading in text for heading in headings)

@@ -1,7 +1,10 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
+import equality
+from checks import check_made_with
 from equality import failures, open_record, summarise
 from near_tie import Difference, cycle_of
 
@@ -46,17 +49,32 @@ def test_what_breaks_the_promise(dtype, rows, n_failures):
 def test_an_interrupted_run_goes_on(tmp_path):
     path = tmp_path / "equality.json"
     assert open_record(path, {"threads": 1})["rows"] == {}
-    left = {"provenance": {"threads": 1}, "summary": {}, "rows": {"float32": [_row()]}}
+    made = {"threads": 1, "command": "python benchmarks/equality.py", "date": "2026-01-02"}
+    left = {"provenance": made, "summary": {}, "rows": {"float32": [_row()]}}
     path.write_text(json.dumps(left), "utf-8")
-    assert open_record(path, {"threads": 1}) == left
+    assert open_record(path, {**made, "command": "the same --again", "date": "2026-01-03"}) == left
 
 
-def test_a_run_of_another_kind_is_not_continued(tmp_path):
+@pytest.mark.parametrize(
+    "there",
+    [{"threads": 2, "commit": "0" * 40}, {"threads": 1, "commit": "1" * 40}, {"threads": 1}],
+)
+def test_a_run_of_another_kind_is_not_continued(tmp_path, there):
     path = tmp_path / "equality.json"
-    left = {"provenance": {"threads": 2}, "summary": {}, "rows": {}}
+    now = {"threads": 1, "commit": "0" * 40}
+    left = {"provenance": there, "summary": {}, "rows": {}}
     path.write_text(json.dumps(left), "utf-8")
-    with pytest.raises(RuntimeError, match=r"`--out` .*equality.json was made with other versions"):
-        open_record(path, {"threads": 1})
+    with pytest.raises(RuntimeError, match=r"`--out` .*equality.json was made with other code, "):
+        open_record(path, now)
+
+
+def test_the_record_says_how_it_was_made(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "prompts.jsonl").write_text("")
+    args = SimpleNamespace(max_new_tokens=9, drafter=tmp_path, prompts=tmp_path / "prompts.jsonl")
+    made = equality._provenance(args, tmp_path)
+    check_made_with(made, tmp_path)
+    assert [*made["sha256"]] == ["target", "drafter", "prompts"]
 
 
 @pytest.mark.parametrize(

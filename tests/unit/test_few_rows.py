@@ -8,7 +8,7 @@ from torch import nn
 
 from checks import prompt
 from hf_dflash import few_rows
-from hf_dflash.few_rows import linear, other_way_is_quicker, quick_few_rows
+from hf_dflash.few_rows import linear, other_way_is_quicker, quick_few_rows, rows_the_other_way
 from pairs import random_drafter, tiny_target
 
 
@@ -116,10 +116,17 @@ def test_decoding_uses_it_for_blocks_and_leaves_nothing_behind():
 
 
 def test_where_it_is_slower_nothing_is_replaced(is_quicker):
-    is_quicker(False)
     model = nn.Sequential(nn.Linear(4, 4))
+    assert rows_the_other_way(model) == [2, 3, 4, 5]
+    is_quicker(False)
+    assert rows_the_other_way(model) == []
     with quick_few_rows(model):
         assert replaced(model) == []
+
+
+def test_without_a_layer_that_it_is_for_nothing_is_timed(monkeypatch):
+    monkeypatch.setattr(few_rows, "other_way_is_quicker", lambda _: pytest.fail("timed"))
+    assert rows_the_other_way(nn.Linear(4, 4, dtype=torch.bfloat16)) == []
 
 
 @pytest.mark.parametrize(("ours_s", "torchs_s", "expected"), [(1, 2, True), (2, 1, False)])

@@ -67,6 +67,26 @@ def test_seconds_together_are_not_the_median_over_prompts() -> None:
     )
 
 
+def with_a_conversation() -> Measurement:
+    """Two prompts, of which one has two turns."""
+    first = [r for turn in (0, 1) for r in pair_of_runs(turn=turn)]
+    return measurement([*first, *pair_of_runs(prompt_index=1)])
+
+
+def test_turns_are_not_taken_for_prompts() -> None:
+    whole = with_a_conversation()
+    assert spread_sentence(whole) == (
+        "Median of 3 turns of 2 prompts, the middle half of them between 2.00 and 2.00."
+    )
+    console = Console(file=io.StringIO(), width=200)
+    show(whole, console)
+    said = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "Prompts: gsm8k 2 (3 turns)." in said
+    html = report_html(whole)
+    assert '<td data-label="prompts">2 (3 turns)</td>' in html
+    assert '<td data-label="prompts">1</td>' in html, "of the second turn"
+
+
 def test_data_sets_are_parted_by_what_their_table_says() -> None:
     speeds = {"a": 2.0, "b": 1.004, "c": 0.5, "d": 1.25, "e": 0.996}
     runs = [r for name, x in speeds.items() for r in pair_of_runs(x, dataset=name)]

@@ -161,6 +161,14 @@ def test_shares_of_time_add_up() -> None:
     assert drafted(summarise([run(cycle_seconds=CycleSeconds(0.0, 1.0))])).time.draft == 0.0
 
 
+def test_turns_of_a_conversation_are_one_prompt() -> None:
+    runs = [r for turn in (0, 1) for r in pair_of_runs(turn=turn)]
+    runs += [*pair_of_runs(prompt_index=1), *pair_of_runs(prompt_index=1, dataset="mt_bench")]
+    summary = drafted(summarise(runs))
+    assert (summary.n_prompts, summary.n_turns, summary.n_runs) == (3, 4, 4)
+    assert summary.speedup.n == 4, "each turn is compared for itself"
+
+
 def test_slices_hold_the_methods_of_their_runs() -> None:
     runs = pair_of_runs() + pair_of_runs(3.0, dataset="mt_bench", language="de", turn=1)
     runs += [run(dataset="mt_bench", thinking=True, block_size=4)]

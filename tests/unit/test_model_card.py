@@ -14,7 +14,13 @@ from typer.testing import CliRunner
 from hf_dflash import DFlashDraftModel, cli
 from hf_dflash.card_blocks import blocks_of
 from hf_dflash.card_figures import figure_without_source
-from hf_dflash.measurement import DrafterInfo, Measurement, TargetInfo, write_measurement
+from hf_dflash.measurement import (
+    DrafterInfo,
+    Measurement,
+    Seconds,
+    TargetInfo,
+    write_measurement,
+)
 from hf_dflash.model_card import (
     CardOptions,
     check_card,
@@ -130,6 +136,50 @@ def test_the_fastest_number_of_drafts_stands_beside_the_trained_block(folder: Pa
     check_card(folder)
 
 
+OPTION = (
+    "    max_new_tokens=64,\n"
+    "    # the fastest number of drafts measured on cpu, in float32\n"
+    "    num_assistant_tokens=2,\n"
+)
+
+
+def test_the_snippets_use_the_fastest_number_of_drafts(folder: Path) -> None:
+    card = carded(folder, two_block_sizes(), name="me/my-drafter")
+    assert card.count(OPTION) == 2, "with the package, and with the code of the repository"
+    check_card(folder)
+    edit(folder, "    num_assistant_tokens=2,\n", "    num_assistant_tokens=5,\n")
+    with pytest.raises(ValueError, match=r"without a source in line .*num_assistant_tokens=5"):
+        check_card(folder)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pair_of_runs(),
+        two_block_sizes(2.0, 1.5),  # the whole block is the fastest
+        two_block_sizes(0.5, 0.75),  # both are slower than plain decoding
+        [*pair_of_runs(), run(block_size=16, seconds=Seconds(0.0, 0.0, 0.3))],  # not in this config
+        None,
+    ],
+)
+def test_other_snippets_stay(folder: Path, runs: Any) -> None:
+    card = carded(folder, runs) if runs else write_card(folder).read_text()
+    assert "num_assistant_tokens" not in card.split("## Use")[1].split("## Training")[0]
+    check_card(folder)
+
+
+def test_the_snippets_are_of_the_first_measurement(folder: Path) -> None:
+    fast, other = two_block_sizes(), pair_of_runs(3.0)
+    for names, used in ((("a.json", "b.json"), True), (("d.json", "c.json"), False)):
+        for path in (folder / "evaluation").glob("*"):
+            path.unlink()
+        benches = [
+            bench_file(folder, runs, name=name)
+            for runs, name in zip((fast, other), names, strict=True)
+        ]
+        assert (OPTION in write_card(folder, benches=benches).read_text()) == used
+
+
 def test_right_answers_stand_beside_the_speed(folder: Path) -> None:
     text = next(blocks_of(carded(folder, pair_of_runs(correct=True)))).text
     assert "| micro | identical | right answers |" in text
@@ -171,6 +221,15 @@ def test_slices_that_differ_are_told_and_slow_ones_named(folder: Path) -> None:
     assert "| thinking | prompts |" in text
     assert "| turn | prompts |" not in text, "there is one turn only"
     assert "Faster than plain decoding on: gsm8k (2.00x); slower than it on: mt-be" in text
+
+
+def test_prompts_and_turns_are_told_apart(folder: Path) -> None:
+    first = [r for turn in (0, 1) for r in pair_of_runs(turn=turn)]
+    text = carded(folder, [*first, *pair_of_runs(prompt_index=1)])
+    assert "Median of 3 turns of 2 prompts" in text
+    assert "| gsm8k | 2 (3 turns) | 10.0 |" in text
+    assert "| 2 | 1 | 10.0 |" in text, "the second turn is one of one prompt"
+    check_card(folder)
 
 
 def test_a_card_of_several_measurements_keeps_them_apart(folder: Path) -> None:
@@ -259,7 +318,7 @@ def test_the_python_of_a_card_is_python_and_its_first_block_decodes(
 ) -> None:
     """The target's repository is a tiny one; the tokenizer a stand-in."""
     target = tiny_target()
-    card = carded(folder, name=str(folder), target="org/target")
+    card = carded(folder, two_block_sizes(), name=str(folder), target="org/target")
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:

@@ -19,6 +19,7 @@ from hf_dflash.provenance import (
     published_path,
     sha256_of_weights,
 )
+from made_with import CODE
 from pairs import random_drafter, tiny_target
 
 
@@ -51,6 +52,14 @@ def test_the_drafting_policy_is_told(pair: tuple[Any, Any]) -> None:
     policy = {"num_assistant_tokens": 2, "assistant_confidence_threshold": 0.3}
     pair[1].generation_config.update(**policy)
     assert provenance_of(*pair, command="hf-dflash bench", seed=3).drafter.policy == policy
+
+
+@pytest.mark.parametrize(("is_quicker", "rows"), [(True, [2, 3, 4, 5]), (False, [])])
+def test_how_few_rows_are_multiplied_is_told(
+    pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, is_quicker: bool, rows: list[int]
+) -> None:
+    monkeypatch.setattr("hf_dflash.few_rows.other_way_is_quicker", lambda _: is_quicker)
+    assert provenance_of(*pair, command="hf-dflash bench", seed=3).few_rows == rows
 
 
 def test_a_folder_on_this_machine_is_not_told(tmp_path: Path) -> None:
@@ -149,6 +158,13 @@ def test_the_commit_says_whether_the_code_was_changed(
     assert commit_of_checkout() == commit
     (tmp_path / "notes.txt").write_text("not code")
     assert commit_of_checkout() == commit
+    benchmarks = tmp_path / "benchmarks"
+    (benchmarks / "results").mkdir(parents=True)
+    (benchmarks / "results" / "cycle.json").write_text("{}")
+    assert commit_of_checkout(CODE) == commit, "a result is no code"
+    (benchmarks / "cycle.py").write_text("1\n")
+    assert commit_of_checkout() == commit, "the package alone"
+    assert commit_of_checkout(CODE) == f"{commit}-dirty"
     code.write_text("2\n")
     assert commit_of_checkout() == f"{commit}-dirty"
 

@@ -104,6 +104,9 @@ def test_the_top_has_the_fastest_number_of_drafts_too() -> None:
     top = words_of(Page(report_html(measurement(two_block_sizes())))).split("Every method")[0]
     assert "1.60 times as fast (over all seconds 1.60): use num_assistant_tokens=2." in top
     assert "1.60xthe speed of plain decoding, with 2 drafts a cycle, the fastest measured" in top
+    assert "10.0 → 16.0tokens a second with 2 drafts a cycle, one prompt at a time" in top
+    top = words_of(Page(report_html(measurement()))).split("Every method")[0]
+    assert "5.0 → 10.0tokens a second with 7 drafts a cycle, one prompt at a time" in top
 
 
 def test_both_means_of_the_acceptance_length_are_explained(page: Page) -> None:

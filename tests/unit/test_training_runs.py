@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import training_runs
+from checks import check_made_with
 
 HISTORY = [
     {"step": 1, "loss": 9.0},
@@ -21,13 +22,18 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Commands instead of runs; each leaves the state of a trainer."""
     commands: list[list[str]] = []
 
-    def pretend(command: list[str], check: bool) -> None:
+    run = subprocess.run
+
+    def pretend(command: list[str], *, check: bool, **options: Any) -> Any:
         assert check
+        if command[0] == "git":
+            return run(command, check=check, **options)
         commands.append(command)
         steps = command[command.index("--max-steps") + 1]
         folder = Path(command[2]) / f"checkpoint-{steps}"
         folder.mkdir(parents=True)
         (folder / "trainer_state.json").write_text(json.dumps({"log_history": HISTORY}))
+        return None
 
     monkeypatch.setattr(subprocess, "run", pretend)
     return commands
@@ -48,7 +54,11 @@ def test_variants_differ_in_what_they_say_only(
     names = ["dflash", "random start", "2 layers"]
     runs = ["--runs", *names, "--seeds", 0, 1, "--steps", 4]
     main(monkeypatch, tmp_path / "work", *runs, "--json", result)
-    written = json.loads(result.read_text())["runs"]
+    document = json.loads(result.read_text())
+    check_made_with(document, tmp_path)
+    written = document["runs"]
+    for run in written:
+        check_made_with(run["made_with"], tmp_path)
     assert [(run["run"], run["seed"]) for run in written] == [
         (name, seed) for seed in (0, 1) for name in names
     ]
@@ -57,8 +67,12 @@ def test_variants_differ_in_what_they_say_only(
     assert options[0] == [*options[1], "--from-target"]
     assert options[2] == [*options[0], "--layers", "2"]
     assert "dflash                     2.000 (2.000..2.000, 2 seeds)" in capsys.readouterr().out
-    main(monkeypatch, tmp_path / "work", *runs)
+    first = written[0]["made_with"]
+    monkeypatch.setattr(training_runs, "made_with", lambda _: {**document, "commit": "other code"})
+    main(monkeypatch, tmp_path / "work", *runs, "--json", result)
     assert len(started) == 6  # what is there is not repeated
+    again = json.loads(result.read_text())
+    assert (again["commit"], again["runs"][0]["made_with"]) == ("other code", first)
 
 
 def test_a_variant_is_a_call_the_example_understands(
