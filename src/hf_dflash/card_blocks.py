@@ -32,10 +32,12 @@ from .findings import (
     text_sentence,
 )
 from .measurement import Acceptance, Measurement, MethodSummary, read_measurement
+from .training_comparison import read_training_comparison, seeds_text
 from .training_log import TrainingLog, read_training_log
 
 _BLOCK = re.compile(
-    r"^<!-- (?P<kind>measured|trained): (?P<source>[^\n]+) -->\n(?P<text>.*?)\n<!-- end -->$",
+    r"^<!-- (?P<kind>measured|trained|compared): (?P<source>[^\n]+) -->\n"
+    r"(?P<text>.*?)\n<!-- end -->$",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -44,7 +46,7 @@ _BLOCK = re.compile(
 class Block:
     """A part of a card with figures."""
 
-    kind: str  # "measured" or "trained"
+    kind: str  # "measured", "trained" or "compared"
     source: str  # file in the drafter's folder
     text: str
 
@@ -192,6 +194,27 @@ def _trained_sentence(log: TrainingLog) -> str:
     return f"{plural(log.n_steps, 'step')}{target}, {where} ({versions}; {log.date[:10]})."
 
 
+def _compared(path: Path) -> str:
+    comparison = read_training_comparison(path)
+    steps = comparison.steps()
+    rows = [
+        [name, str(len(seeds)), *(seeds_text(at) for at in zip(*seeds, strict=True))]
+        for name, seeds in comparison.lengths().items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
+    commit = f", commit `{comparison.commit}`" if comparison.commit else ""
+    return "\n\n".join(
+        [
+            "Short runs that differ in one thing each: acceptance length on held-out rows, with "
+            "the target's own tokens as context, after as many steps. Of several seeds the mean, "
+            "and the lowest and the highest.",
+            _wide_table(["run", "seeds", *(f"{step} steps" for step in steps)], rows),
+            f"`{comparison.command}` on {comparison.device} ({versions}{commit}; "
+            f"{comparison.date[:10]}); every run's options are in `{path.name}`.",
+        ]
+    )
+
+
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
@@ -204,4 +227,8 @@ def _wide_table(headings: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-_TEXT_OF: dict[str, Callable[[Path], str]] = {"measured": _measured, "trained": _trained}
+_TEXT_OF: dict[str, Callable[[Path], str]] = {
+    "measured": _measured,
+    "trained": _trained,
+    "compared": _compared,
+}

@@ -29,10 +29,14 @@ from .model_card import (
     write_card,
 )
 from .modeling_dflash import DFlashDraftModel
+from .training_comparison import TRAINING_COMPARISON_NAME
 from .training_log import TRAINING_LOG_NAME
 
 #: Sent where they are there; the weights and the code are found by the config and the index.
-_DOCUMENTS = ("generation_config.json", CARD_NAME, "LICENSE*", "NOTICE*", TRAINING_LOG_NAME)
+_DOCUMENTS = (
+    *("generation_config.json", CARD_NAME, "LICENSE*", "NOTICE*"),
+    *(TRAINING_LOG_NAME, TRAINING_COMPARISON_NAME),
+)
 _EVIDENCE = tuple(f"{EVALUATION_FOLDER}/*{ending}" for ending in (".json", ".svg", ".png", ".html"))
 
 

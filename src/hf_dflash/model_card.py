@@ -36,6 +36,7 @@ from .configuration_dflash import AUTO_MAP, DFlashConfig
 from .findings import ARCHITECTURES, short_name
 from .measurement import Measurement, read_measurement, write_whole
 from .provenance import drafting_policy, sha256_of_weights
+from .training_comparison import TRAINING_COMPARISON_NAME
 from .training_log import TRAINING_LOG_NAME, read_training_log
 
 CARD_NAME = "README.md"
@@ -79,6 +80,7 @@ class Sources:
 
     measurements: dict[str, Measurement] = field(default_factory=dict)
     training_log: str | None = None
+    comparison: str | None = None
     head: Measurement | None = None  # of the first headline
 
 
@@ -140,9 +142,10 @@ def sources_of(folder: Path) -> Sources:
     """
     paths = _measurement_files(folder)
     measurements = {f"{EVALUATION_FOLDER}/{path.name}": read_measurement(path) for path in paths}
-    has_log = (folder / TRAINING_LOG_NAME).is_file()
     head = next(iter(measurements.values()), None)
-    return Sources(measurements, TRAINING_LOG_NAME if has_log else None, head)
+    names = (TRAINING_LOG_NAME, TRAINING_COMPARISON_NAME)
+    log, comparison = (name if (folder / name).is_file() else None for name in names)
+    return Sources(measurements, log, comparison, head)
 
 
 def _measurement_files(folder: Path) -> list[Path]:
@@ -256,7 +259,8 @@ def _body(
     target: str | None,
 ) -> str:
     measured = [write_block(folder, "measured", source) for source in sources.measurements]
-    log = sources.training_log
+    records = (("trained", sources.training_log), ("compared", sources.comparison))
+    trained = [write_block(folder, kind, name) for kind, name in records if name]
     parts = [
         f"# {_title(config, options, target)}\n",
         introduction(config, target),
@@ -270,9 +274,7 @@ def _body(
             head=sources.head,
         ),
         "## Training\n",
-        write_block(folder, "trained", log)
-        if log
-        else "How it was trained is not recorded here.\n",
+        *(trained or ["How it was trained is not recorded here.\n"]),
         limits_section(config),
         details_section(config, weights_of(folder)),
     ]
