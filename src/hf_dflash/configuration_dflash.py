@@ -160,6 +160,22 @@ class DFlashConfig(Qwen3Config):
         return config
 
     @classmethod
+    def from_pretrained(  # type: ignore[override]  # the others go by name
+        cls, pretrained_model_name_or_path: Any, **kwargs: Any
+    ) -> Any:
+        """Read the `config.json` of a folder or a Hub repository, in any spelling.
+
+        Not as transformers does it, which warns of every `model_type` but Qwen3's, though the
+        other spellings are read as well.
+
+        Raises:
+            ValueError: As `from_dict`.
+            OSError: There is no such file.
+        """
+        config_dict, kwargs = cls.get_config_dict(pretrained_model_name_or_path, **kwargs)
+        return cls.from_dict(config_dict, **kwargs)
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build the config from the content of a `config.json`, which must be a drafter's.
 

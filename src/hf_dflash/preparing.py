@@ -195,7 +195,8 @@ def _cache_taps(rows: Any, target: str, tokenizer: Any, taps: TapsOptions) -> No
 
 def _config(model: Any, tokenizer: Any, taps: TapsOptions) -> DFlashConfig:
     if taps.drafter is not None:
-        return DFlashConfig.from_pretrained(taps.drafter)
+        published: DFlashConfig = DFlashConfig.from_pretrained(taps.drafter)
+        return published
     ids = taps.target_layer_ids
     given: dict[str, Any] = {} if ids is None else {"target_layer_ids": ids}
     return DFlashConfig.for_target(

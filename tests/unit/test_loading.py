@@ -15,6 +15,7 @@ from transformers import (
     GenerationConfig,
     MuseGlimmerAssistantConfig,
     MuseGlimmerAssistantModel,
+    configuration_utils,
 )
 
 from hf_dflash import DFlashDraftModel
@@ -226,7 +227,7 @@ def test_the_published_drafter_loads():
 # ------------------------------------------------------------------ other spellings
 
 
-def test_native_tensor_names_load_and_are_saved_under_ours(tmp_path):
+def test_native_tensor_names_load_and_are_saved_under_ours(tmp_path, monkeypatch):
     native = MuseGlimmerAssistantModel(
         MuseGlimmerAssistantConfig(
             hidden_size=32,
@@ -244,7 +245,10 @@ def test_native_tensor_names_load_and_are_saved_under_ours(tmp_path):
     ).eval()
     native.save_pretrained(tmp_path / "native")
     assert "encoder.fc.weight" in load_file(tmp_path / "native" / "model.safetensors")
+    warnings = []
+    monkeypatch.setattr(configuration_utils.logger, "warning", warnings.append)
     loaded = DFlashDraftModel.from_pretrained(tmp_path / "native")
+    assert warnings == []  # of its `model_type`, which is not Qwen3's
     inputs = drafter_inputs(loaded)
     with torch.no_grad():
         expected = native(**inputs).last_hidden_state
