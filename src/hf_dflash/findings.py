@@ -304,31 +304,40 @@ def decoding_words(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"sampled at temperature {temperature:g}"
 
 
+def compared_summaries(measurement: Measurement) -> list[tuple[MethodSummary, Identity]]:
+    """Those of `told_summaries` whose outputs were compared; where most differ, first."""
+    told = told_summaries(measurement)
+    compared = [(s, s.identity) for s in told if s.identity is not None]
+    return sorted(compared, key=lambda pair: pair[1].n_identical / pair[1].n_compared)
+
+
 def text_sentence(measurement: Measurement) -> str:
-    """Whether the text is that of plain decoding."""
-    main = main_summary(measurement)
-    identity = None if main is None else main.identity
-    if identity is None:
+    """Whether the text is that of plain decoding, with every number of drafts that is told of."""
+    compared = compared_summaries(measurement)
+    if not compared:
         if measurement.settings.temperature > 0:
             return (
                 "Sampled texts differ from run to run, so they were not compared; by construction "
                 "they follow the target's own distribution."
             )
         return "Whether the text is unchanged was not measured."
-    if identity.n_identical == identity.n_compared:
-        return (
-            f"The text is unchanged: {_all_of(identity.n_compared)} token for token what the "
-            "target writes without the drafter."
-        )
-    return _differences_sentence(identity)
+    said = {_identity_words(identity): summary for summary, identity in compared}
+    if is_lossless(measurement):
+        return f"The text is unchanged: {next(iter(said))}."
+    told = list(said.values())  # one, where the same is said of all
+    first, *others = (f"{_with_drafts(measurement, s, told)}{words}." for words, s in said.items())
+    return " ".join(filter(None, (f"The text is not always the same: {first}", _as_text(others))))
 
 
 def _all_of(n: int) -> str:
     return "the one output is" if n == 1 else f"all {n} outputs are"
 
 
-def _differences_sentence(identity: Identity) -> str:
+def _identity_words(identity: Identity) -> str:
     n_different = identity.n_compared - identity.n_identical
+    if n_different == 0:
+        whole = _all_of(identity.n_compared)
+        return f"{whole} token for token what the target writes without the drafter"
     gaps = [d.top2_gap for d in identity.differences if d.top2_gap is not None]
     where = ""
     if len(gaps) == n_different:
@@ -340,18 +349,18 @@ def _differences_sentence(identity: Identity) -> str:
             where += f"; {judged.count(False)} of these places are no near ties, but an error"
     differ = "one differs" if n_different == 1 else f"{n_different} differ"
     return (
-        f"The text is not always the same: {identity.n_identical} of {identity.n_compared} outputs "
-        f"are token for token what the target writes without the drafter; {differ} from some token "
-        f"on{where}."
+        f"{identity.n_identical} of {identity.n_compared} outputs are token for token what the "
+        f"target writes without the drafter; {differ} from some token on{where}"
     )
 
 
 def is_lossless(measurement: Measurement) -> bool | None:
-    """Whether every compared output is that of plain decoding; None if none was compared."""
-    main = main_summary(measurement)
-    if main is None or main.identity is None:
-        return None
-    return main.identity.n_identical == main.identity.n_compared
+    """Whether every compared output is that of plain decoding; None if none was compared.
+
+    Counts the outputs with every number of drafts that is told of: readers use any of them.
+    """
+    compared = compared_summaries(measurement)
+    return all(i.n_identical == i.n_compared for _, i in compared) if compared else None
 
 
 def short_name(name: str) -> str:

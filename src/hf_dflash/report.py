@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .findings import (
     ARCHITECTURES,
     SLICES,
+    compared_summaries,
     datasets_sentence,
     decoding_words,
     identical_text,
@@ -124,25 +125,31 @@ def _tiles(measurement: Measurement) -> list[str]:
     tiles = []
     for summary in told_summaries(measurement):
         if summary.speedup is not None:
-            drafts = plural(n_drafts(measurement, summary.variant), "draft")
+            drafts = _drafts(measurement, summary)
             rank = "" if summary == main else ", the fastest measured"
             meaning = f"the speed of plain decoding, with {drafts} a cycle{rank}"
             tiles.append((times(summary.speedup.median), meaning))
     before = "" if plain is None else f"{plain.tokens_per_s.median:.1f} → "
     fastest = told_summaries(measurement)[-1]
-    drafts = plural(n_drafts(measurement, fastest.variant), "draft")
+    drafts = _drafts(measurement, fastest)
     meaning = f"tokens a second with {drafts} a cycle, one prompt at a time"
     tiles.append((f"{before}{fastest.tokens_per_s.median:.1f}", meaning))
     if main.acceptance is not None:
         most = main.block_size or len(main.acceptance.by_slot) + 1
         meaning = f"tokens a cycle, of {most} at most: the mean over outputs (macro)"
         tiles.append((length_text(main), meaning))
-    if main.identity is not None:
-        tiles.append((identical_text(main), "outputs token for token as without the drafter"))
+    for worst, _ in compared_summaries(measurement)[:1]:
+        drafts = "" if worst == main else f", with {_drafts(measurement, worst)}"
+        meaning = f"outputs token for token as without the drafter{drafts}"
+        tiles.append((identical_text(worst), meaning))
     return [
         f'<div class="tile"><b>{escape(figure)}</b><span>{escape(meaning)}</span></div>'
         for figure, meaning in tiles
     ]
+
+
+def _drafts(measurement: Measurement, summary: MethodSummary) -> str:
+    return plural(n_drafts(measurement, summary.variant), "draft")
 
 
 # ---- tables ----
@@ -273,32 +280,40 @@ def _plots() -> Any:
 
 
 def _differences(measurement: Measurement) -> list[str]:
-    main = main_summary(measurement)
-    if main is None or main.identity is None or not main.identity.differences:
-        return []
-    shown = main.identity.differences[:MOST_DIFFERENCES]
-    rows = "\n".join(_difference(measurement, main, difference) for difference in shown)
-    more = len(main.identity.differences) - len(shown)
-    note = f"<p>And {more} more.</p>" if more else ""
-    head = "".join(f"<th>{cell}</th>" for cell in ("prompt", *_DIFFERENCE))
+    several = len(told_summaries(measurement)) > 1
     return [
         _section(
-            "Where outputs part",
-            f'<table class="wide">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n'
-            f"</table>\n{note}",
+            f"Where outputs part{f', with {_drafts(measurement, s)}' if several else ''}",
+            _differences_table(measurement, s, identity.differences),
         )
+        for s, identity in compared_summaries(measurement)
+        if identity.differences
     ]
+
+
+def _differences_table(
+    measurement: Measurement, summary: MethodSummary, differences: Sequence[Difference]
+) -> str:
+    shown = differences[:MOST_DIFFERENCES]
+    rows = "\n".join(_difference(measurement, summary, difference) for difference in shown)
+    more = len(differences) - len(shown)
+    note = f"<p>And {more} more.</p>" if more else ""
+    head = "".join(f"<th>{cell}</th>" for cell in ("prompt", *_DIFFERENCE))
+    return (
+        f'<table class="wide">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n'
+        f"</table>\n{note}"
+    )
 
 
 _DIFFERENCE = ("from token", "plain", "with the drafter", "gap of the two best logits")
 MOST_DIFFERENCES = 40
 
 
-def _difference(measurement: Measurement, main: MethodSummary, difference: Difference) -> str:
+def _difference(measurement: Measurement, summary: MethodSummary, difference: Difference) -> str:
     key = (difference.dataset, difference.prompt_index, difference.turn)
     tokens = [
         _token_at(measurement, method, key, difference)
-        for method in (Variant("plain"), main.variant)
+        for method in (Variant("plain"), summary.variant)
     ]
     gap = "not known" if difference.top2_gap is None else f"{difference.top2_gap:.3g}"
     cells = [str(difference.first_difference + 1), *tokens, gap]

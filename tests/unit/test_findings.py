@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -11,11 +12,13 @@ from rich.console import Console
 from hf_dflash.benchmark_view import show
 from hf_dflash.findings import (
     datasets_sentence,
+    is_lossless,
     method_label,
     n_drafts,
     speed_sentence,
     spread_sentence,
     target_words,
+    text_sentence,
     told_summaries,
 )
 from hf_dflash.measurement import DrafterInfo, Measurement, Seconds, TargetInfo, Variant
@@ -147,3 +150,40 @@ def test_a_block_that_was_not_trained_is_not_called_so() -> None:
 )
 def test_a_target_is_told_as_it_was_loaded(target: TargetInfo, told: str) -> None:
     assert target_words(target) == told
+
+
+WHOLE = "the one output is token for token what the target writes without the drafter"
+PARTED = (
+    "0 of 1 outputs are token for token what the target writes without the drafter; one differs "
+    "from some token on, where the target's two best logits are at most 3 apart"
+)
+
+
+@pytest.mark.parametrize(
+    ("parted", "said"),
+    [
+        ((), f"The text is unchanged: {WHOLE}."),
+        (
+            (3,),
+            f"The text is not always the same: with 2 drafts, {PARTED}. With 7 drafts, {WHOLE}.",
+        ),
+        (
+            (8,),
+            f"The text is not always the same: with 7 drafts, {PARTED}. With 2 drafts, {WHOLE}.",
+        ),
+        ((3, 8), f"The text is not always the same: {PARTED}."),
+    ],
+)
+def test_the_text_is_unchanged_only_if_it_is_with_the_drafts_that_are_advised(
+    parted: tuple[int, ...], said: str
+) -> None:
+    differs = {"identical": False, "first_difference": 1, "top2_gap": 3.0}
+    whole = measurement(
+        [
+            dataclasses.replace(r, **differs) if r.block_size in parted else r
+            for r in two_block_sizes()
+        ]
+    )
+    assert "use num_assistant_tokens=2" in speed_sentence(whole)
+    assert text_sentence(whole) == said
+    assert is_lossless(whole) == (not parted)

@@ -149,6 +149,24 @@ def test_differences_are_said_first_and_listed() -> None:
 
 
 @pytest.mark.usefixtures("without_pictures")
+def test_differences_with_the_drafts_that_are_advised_are_listed_too() -> None:
+    plain, of_three, drafted = two_block_sizes()
+    differs = {"identical": False, "top2_gap": 3.0}
+    of_three = dataclasses.replace(of_three, first_difference=1, **differs)
+    page = Page(report_html(measurement([plain, of_three, drafted])))
+    text = words_of(page)
+    assert page.of_class("bad")
+    assert "0/1outputs token for token as without the drafter, with 2 drafts" in text
+    assert "Where outputs part, with 2 drafts" in text
+    assert "Where outputs part, with 7 drafts" not in text
+    drafted = dataclasses.replace(drafted, first_difference=2, **differs)
+    text = words_of(Page(report_html(measurement([plain, of_three, drafted]))))
+    of_7, of_2 = (text.split(f"Where outputs part, with {n} drafts")[1] for n in (7, 2))
+    assert "gsm8k 1 3 “[2]” “[2]” 3" in of_7
+    assert "gsm8k 1 2 “[1]” “[1]” 3" in of_2
+
+
+@pytest.mark.usefixtures("without_pictures")
 @pytest.mark.parametrize(
     ("judged", "said"),
     [
