@@ -28,7 +28,7 @@ _PACKAGE = """\
 from hf_dflash import DFlashDraftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-target = AutoModelForCausalLM.from_pretrained("{target}", dtype="auto")
+target = AutoModelForCausalLM.from_pretrained({load})
 tokenizer = AutoTokenizer.from_pretrained("{target}")
 drafter = DFlashDraftModel.from_pretrained("{drafter}", dtype=target.dtype)
 chat = [{{"role": "user", "content": "Count from 1 to 20."}}]
@@ -41,7 +41,7 @@ inputs = tokenizer.apply_chat_template(
 #: Where `_PACKAGE` has the drafter's name and the target's.
 USED_NAMES = (
     re.compile(r'DFlashDraftModel\.from_pretrained\("([^"\n]*)"'),
-    re.compile(r'AutoModelForCausalLM\.from_pretrained\("([^"\n]*)"'),
+    re.compile(r'AutoModelForCausalLM\.from_pretrained\(\s*"([^"\n]*)"'),
 )
 #: Stands for the drafter's place where that is not known; a push puts the repository in.
 PLACE_OF_CARD = "<drafter>"
@@ -61,6 +61,12 @@ drafter = AutoModel.from_pretrained(
     trust_remote_code=True,
 )
 {call}```
+"""
+_LOAD = '"{target}", dtype="auto"'
+#: In lines of their own: the format stays the same however long the target's name is.
+_LOAD_AS_MEASURED = """
+    "{target}",
+    dtype="{dtype}",  # what the number of drafts below was measured in
 """
 _CALL = "output = target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)\n"
 _CALL_WITH_DRAFTS = """\
@@ -138,7 +144,8 @@ def usage_section(
         has_code: Whether the repository will have this package's code for ``trust_remote_code``.
         head: The card's first measurement, for the number of drafts that its headline advises.
     """
-    names = {"drafter": drafter, "target": target, "call": _call(head)}
+    load, call = _load_and_call(target, head)
+    names = {"drafter": drafter, "target": target, "load": load, "call": call}
     parts = ["## Use\n"]
     if drafter == PLACE_OF_CARD:
         parts.append(_PLACE_NOTE)
@@ -158,12 +165,16 @@ def usage_section(
     return "\n".join([*parts, _serving(config, drafter, target)])
 
 
-def _call(head: Measurement | None) -> str:
+def _load_and_call(target: str, head: Measurement | None) -> tuple[str, str]:
+    """Which number of drafts is the fastest depends on the dtype, so it is advised with its own."""
     n_drafts = None if head is None else advised_drafts(head)
     if head is None or n_drafts is None:
-        return _CALL
-    device = " ".join(head.provenance.device.split())
-    return _CALL_WITH_DRAFTS.format(device=device, dtype=head.provenance.dtype, n_drafts=n_drafts)
+        return _LOAD.format(target=target), _CALL
+    device, dtype = " ".join(head.provenance.device.split()), head.provenance.dtype
+    return (
+        _LOAD_AS_MEASURED.format(target=target, dtype=dtype),
+        _CALL_WITH_DRAFTS.format(device=device, dtype=dtype, n_drafts=n_drafts),
+    )
 
 
 def _serving(config: DFlashConfig, drafter: str, target: str) -> str:

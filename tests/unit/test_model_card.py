@@ -147,9 +147,23 @@ def test_the_snippets_use_the_fastest_number_of_drafts(folder: Path) -> None:
     card = carded(folder, two_block_sizes(), name="me/my-drafter")
     assert card.count(OPTION) == 2, "with the package, and with the code of the repository"
     check_card(folder)
+    assert write_card(folder).read_text() == card, "the names are found again"
     edit(folder, "    num_assistant_tokens=2,\n", "    num_assistant_tokens=5,\n")
     with pytest.raises(ValueError, match=r"without a source in line .*num_assistant_tokens=5"):
         check_card(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_target_is_loaded_in_the_dtype_of_the_advised_number_of_drafts(
+    folder: Path, dtype: str
+) -> None:
+    path = folder.parent / "bench.json"
+    write_measurement(measured(folder, two_block_sizes(), dtype=dtype), path)
+    use = write_card(folder, benches=[path]).read_text().split("## Use")[1]
+    check_card(folder)
+    assert f'"org/target",\n    dtype="{dtype}",' in use
+    assert 'dtype="auto"' not in use
+    assert use.count("dtype=target.dtype") == 2, "the drafter follows"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +178,9 @@ def test_the_snippets_use_the_fastest_number_of_drafts(folder: Path) -> None:
 )
 def test_other_snippets_stay(folder: Path, runs: Any) -> None:
     card = carded(folder, runs) if runs else write_card(folder).read_text()
-    assert "num_assistant_tokens" not in card.split("## Use")[1].split("## Training")[0]
+    use = card.split("## Use")[1].split("## Training")[0]
+    assert "num_assistant_tokens" not in use
+    assert ', dtype="auto")' in use
     check_card(folder)
 
 
