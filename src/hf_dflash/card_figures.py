@@ -10,8 +10,10 @@ from .card_blocks import without_blocks
 #: Words that make a number near them a claim about the drafter.
 _CLAIM = re.compile(
     r"speed|\bfaster\b|\bfastest\b|\bas fast\b|\bquicker\b|\bslower\b|throughput|latency"
-    r"|tok(en)?s?\s*(/|\bper\b|\ba (second|cycle)\b)|\baccept(s|ed|ance)?\b|\brejected\b"
-    r"|\btau\b|τ|\bidentical\b|\bmismatch|\d\s*[x\u00d7](?!\w)",
+    r"|tok(en)?s?\s*(/|\bper\b|\b(a|each|every)\s+(second|cycle|step|pass|round)\b)"
+    r"|\baccept(s|ed|ance)?\b|\brejected\b|\btau\b|τ|\bidentical\b|\bmismatch"
+    r"|\d\s*[x\u00d7](?!\w)|\d\s*%|\bper ?cent\b|\b(run-?)?time\b|\bwait(s|ing)?\b|\bsooner\b"
+    r"|\b(saves?|saving|cuts|reduces|reduction|halves|doubles|triples)\b",
     re.IGNORECASE,
 )
 _WORDS = (

@@ -26,6 +26,16 @@ from hf_dflash.card_figures import figure_without_source, number_out_of_place
         "* Speed on one GPU, against plain\n  decoding: 3",
         "### Speed\n\nOn GSM8K, 2.4.\n",
         "```\nspeed-up 2\n```",
+        "Cuts decoding time by 40 % on an H200.",
+        "40% reduction of runtime",
+        "Forty percent of the run-time is gone.",
+        "Halves the waiting time.",
+        "Doubles the pace.",
+        "Saves a third, or 30 of 90 seconds.",
+        "A wait of 5 seconds becomes one of 2.",
+        "2.5 tokens each step.",
+        "It writes 3 tokens a pass.",
+        "Text is there 4 seconds sooner.",
     ],
 )
 def test_a_claim_with_a_number_is_found(text: str) -> None:
@@ -47,6 +57,9 @@ def test_a_claim_with_a_number_is_found(text: str) -> None:
         "1. It is faster on code.\n2. It was trained on 2148 answers.",
         "It was trained for 3 epochs.\nIt is meant to be faster.",
         "In half precision it is as fast.",
+        "Trained three times with 2148 answers, cut at 512 tokens, on a reduced set of 13 kinds.",
+        "1900 steps at a constant rate, 8 rows each.",
+        "It proposes 7 tokens in one pass.",
         "## Speed\n\nMeasure it.\n\n## Data\n\n2148 answers.",
     ],
 )
