@@ -155,7 +155,7 @@ def usage_section(
             "### transformers alone\n",
             "The code lies in this repository. `target`, `tokenizer` and `inputs` as above:\n",
             _REMOTE_CODE.format(**names),
-            "The block loop that transformers has since 5.24 takes the same drafter:\n",
+            "The block loop that transformers has since 5.15 takes the same drafter:\n",
             _STOCK,
         ]
     parts.append(

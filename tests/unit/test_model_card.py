@@ -293,6 +293,7 @@ def test_every_engine_has_its_command(folder: Path) -> None:
     assert "vllm serve org/target" in card
     assert 'speculation_type="dflash"' in card
     assert "trust_remote_code=True" in card
+    assert "The block loop that transformers has since 5.15 takes the same drafter:" in card
 
 
 def test_what_no_engine_serves_is_said(tmp_path: Path) -> None:
