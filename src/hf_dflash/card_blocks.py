@@ -22,6 +22,7 @@ from .findings import (
     method_label,
     place_sentence,
     plural,
+    processes_words,
     prompts_text,
     right_sentence,
     right_text,
@@ -157,8 +158,7 @@ def _provenance(measurement: Measurement) -> str:
         "drafter": f"sha256 of the weights `{p.drafter.sha256}`"
         + "".join(f", {name} {value}" for name, value in p.drafter.policy.items()),
         "target": target_words(p.target),
-        "device": f"{p.device}, {plural(p.threads, 'thread')}, "
-        f"{plural(p.n_processes, 'process', 'processes')}",
+        "device": f"{p.device}, {plural(p.threads, 'thread')}, {processes_words(measurement)}",
         "dtype, decoding": f"{p.dtype}, {decoding_words(measurement.settings.temperature)}, "
         f"seed {p.seed}",
         "versions": versions + (f", commit `{p.commit}`" if p.commit else ""),

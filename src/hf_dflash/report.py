@@ -22,6 +22,7 @@ from .findings import (
     n_drafts,
     place_sentence,
     plural,
+    processes_words,
     prompts_text,
     right_sentence,
     right_text,
@@ -350,8 +351,7 @@ def _facts(measurement: Measurement) -> str:
         f"{plural(p.drafter.n_draft_layers, 'layer')}, {p.drafter.n_parameters:,} parameters",
         "weights (sha256)": p.drafter.sha256,
         "drafting policy": policy or "the default: whole blocks",
-        "device": f"{p.device}; {plural(p.threads, 'thread')}, "
-        f"{plural(p.n_processes, 'process', 'processes')}",
+        "device": f"{p.device}; {plural(p.threads, 'thread')}, {processes_words(measurement)}",
         "dtype": p.dtype,
         "decoding": f"{decoding_words(settings.temperature)}, seed {p.seed}, up to "
         f"{settings.max_new_tokens} new tokens",

@@ -230,6 +230,24 @@ def test_figures_come_with_what_they_were_measured_on(folder: Path) -> None:
     assert sha256_of_weights(str(folder)) in block.text
 
 
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([2, 3, 4, 5], ", products of 2-5 rows made the other way round |"),
+        ([], " |"),
+        (None, " |"),
+    ],
+)
+def test_products_made_the_other_way_round_are_told(
+    folder: Path, rows: list[int] | None, told: str
+) -> None:
+    path = folder.parent / "bench.json"
+    write_measurement(measured(folder, few_rows=rows), path)
+    card = write_card(folder, benches=[path]).read_text()
+    assert f"| device | cpu, 1 thread, 1 process{told}\n" in card
+    check_card(folder)
+
+
 def test_slices_that_differ_are_told_and_slow_ones_named(folder: Path) -> None:
     german = {"dataset": "mt-bench", "language": "de", "thinking": True}
     text = carded(folder, [*pair_of_runs(), *pair_of_runs(0.5, **german)])

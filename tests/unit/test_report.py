@@ -24,7 +24,7 @@ from hf_dflash.measurement import Settings, write_measurement
 from hf_dflash.plots import slot_curve
 from hf_dflash.report import picture_files, report_html, write_report
 from hf_dflash.report_tokens import MOST_SHOWN, shown_runs, tokens_of
-from measurements import measurement, one_token_runs, pair_of_runs, run, two_block_sizes
+from measurements import measurement, one_token_runs, pair_of_runs, provenance, run, two_block_sizes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 VOID = {"meta", "link", "br", "path", "use", "rect"}
@@ -207,6 +207,14 @@ def test_everything_that_decided_the_figures_is_listed(page: Page) -> None:
     facts = words_of(page).split("What was measured, and how")[1]
     for fact in ("hf-dflash bench --target", "ab" * 32, "torch 2.13.0", "seed 0", "12,345,678"):
         assert fact in facts
+
+
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("rows", [[2, 3, 4, 5], [], None])
+def test_products_made_the_other_way_round_are_told(rows: list[int] | None) -> None:
+    page = Page(report_html(measurement(provenance=provenance(few_rows=rows))))
+    told = "products of 2-5 rows made the other way round" in words_of(page)
+    assert told == bool(rows)
 
 
 @pytest.mark.usefixtures("without_pictures")
