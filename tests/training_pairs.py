@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_dflash.collator import DFlashCollator, EpochRows
 from hf_dflash.training_arguments import DFlashTrainingArguments
@@ -94,3 +98,26 @@ def generated_rows(target: Any, n_rows: int, n_prompt: int = 4, n_new: int = 24)
     prompts = torch.tensor([random_ids(n_prompt, seed) for seed in range(n_rows)])
     output = target.generate(prompts, max_new_tokens=n_new, do_sample=False)
     return [row_of(ids, n_prompt) for ids in output.tolist()]
+
+
+# Torch 2.13 cannot compile this mask for CPUs (its C++ does not build), and says so of the rest.
+UNCOMPILED_WARNING = "ignore:flex_attention called without torch.compile:UserWarning"
+
+
+def _uncompiled_flex(
+    _module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
+) -> Any:
+    output = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
+    return output.transpose(1, 2), None
+
+
+def _uncompiled_mask(
+    batch_size: int, q_length: int, kv_length: int, mask_function: Any, device: Any, **_: Any
+) -> Any:
+    return create_block_mask(mask_function, batch_size, None, q_length, kv_length, device)
+
+
+def leave_flex_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let "flex_attention" run where it cannot be compiled."""
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flex_attention", _uncompiled_flex)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "flex_attention", _uncompiled_mask)

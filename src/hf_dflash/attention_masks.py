@@ -19,6 +19,11 @@ MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _PART_QUERIES = 256
 
 
+def part_queries(block_size: int) -> int:
+    """Queries of one part in training: whole blocks."""
+    return max(1, _PART_QUERIES // block_size) * block_size
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Queries that attend together: to the first ``n_context`` keys, and to their own."""
@@ -84,7 +89,7 @@ class BlockMasks:
             mask = self._whole(causal, window, n_keys)
             return [Part(slice(0, n_block), n_context, slice(n_context, n_keys), mask)]
         size = n_block // anchors.shape[1]
-        step = max(1, _PART_QUERIES // size) * size
+        step = part_queries(size)
         # A block sees the context before its anchor only: the last anchor of a part is its reach.
         reach = anchors.amax(dim=0).clamp(min=0).tolist()
         parts = []

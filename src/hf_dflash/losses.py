@@ -105,6 +105,19 @@ class SlotLosses:
     predicted_ids: Tensor  # (R,) int64, the drafter's choices
 
 
+def _gradient(output: Tensor, piece: Tensor, slopes: Tensor | None = None) -> Tensor:
+    """Gradient with respect to ``piece``, through the head."""
+    gradient = None
+    if output.requires_grad:
+        (gradient,) = torch.autograd.grad(output, piece, slopes, allow_unused=True)
+    if gradient is None:
+        raise NotImplementedError(
+            "The head of `target` must have a backward, because the drafter is trained through "
+            "it, got one without. Leave the head out when you quantise the target."
+        )
+    return gradient
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """Take each chunk's gradient while its logits exist, and keep only that."""
 
@@ -128,13 +141,13 @@ class _ChunkedLoss(torch.autograd.Function):
                 logits = raw if raw.dtype == torch.float64 else raw.float()
                 if isinstance(row_loss, CrossEntropy) and gradient is not None:
                     loss, weights, slopes = row_loss.with_slopes(logits.detach(), rows, row_weights)
-                    (gradient[rows],) = torch.autograd.grad(raw, piece, slopes.to(raw.dtype))
+                    gradient[rows] = _gradient(raw, piece, slopes.to(raw.dtype))
                     share = (loss * weights).sum()
                 else:
                     loss = row_loss(logits, rows)
                     share = (loss * row_weights(loss.detach(), rows).to(loss)).sum()
                     if gradient is not None:
-                        (gradient[rows],) = torch.autograd.grad(share, piece)
+                        gradient[rows] = _gradient(share, piece)
             total = total + share.detach().to(total.device)
             losses.append(loss.detach().to(hidden.device))
             choices.append(logits.detach().argmax(dim=-1).to(hidden.device))
@@ -170,6 +183,9 @@ def chunked_loss(
         row_weights: See `RowWeights`.
         total_weight: Scalar to divide by: the sum of weights over everything in one update.
         chunks: From `row_chunks` or `block_chunks`.
+
+    Raises:
+        NotImplementedError: The head has no backward.
     """
     if len(hidden) == 0:  # keeps the graph: every rank must run its backward
         nothing = hidden.new_zeros(0, dtype=torch.float32)

@@ -1,5 +1,9 @@
 """What a training step will take of the memory, and how many rows of logits fit.
 
+An upper estimate: all in float32, no activation checkpointing, nothing sharded by FSDP, rows no
+longer than the longest of the first 512. What the target's forward takes besides the taps is over
+before the draft layers run, and not counted.
+
 Letters: N rows, S tokens a row, A anchor slots a row, B block size, H draft hidden size, V
 vocabulary, L draft layers, T taps, Ht target hidden size.
 """
@@ -12,13 +16,16 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]  # comes with accelerate
 import torch
 
-from .training_checks import is_compiled, longest_row
+from .attention_masks import part_queries
+from .training_checks import longest_row
 
 _MIB = 2**20
 #: A chunk of so many rows keeps any device busy; more only costs memory.
 _MOST_ROWS, _FEWEST_ROWS = 512, 64
 # Gradient and two Adam moments, each in float32, besides the weight itself.
 _BYTES_PER_TRAINED_PARAMETER = 16
+# The moving average, and at evaluation the weights that it stands in for.
+_BYTES_PER_AVERAGED_PARAMETER = 8
 # Measured with a head in half precision (tests/unit/test_planner.py): its output, and in float32
 # the logits, what the loss makes of them (and of the target's), and their gradient.
 _BYTES_PER_LOGIT = {"cross_entropy": 14, "total_variation": 22, "forward_kl": 26}
@@ -29,7 +36,7 @@ _BYTES_PER_SAMPLED_LOGIT = 18  # and raised ones
 class MemoryPlan:
     """Estimated bytes of each part of a step, and what follows."""
 
-    drafter: int  # weights, gradients and optimiser states
+    drafter: int  # weights, gradients, optimiser states, moving average
     target: int  # weights
     taps: int
     mask: int
@@ -67,7 +74,8 @@ def plan_memory(
     n_tokens: int,
     n_anchors: int,
     available: int,
-    dense_mask: bool = True,
+    attention: str = "sdpa",
+    keeps_average: bool = False,
     logits_chunk_size: int | None = None,
     loss_type: str = "cross_entropy",
     n_sampled_tokens: int | None = None,
@@ -82,28 +90,24 @@ def plan_memory(
         n_tokens: S.
         n_anchors: A.
         available: Bytes free on the device that trains.
-        dense_mask: Whether the attention mask is a table, as for SDPA and eager.
+        attention: The drafter's ``attn_implementation``.
+        keeps_average: Whether there is a moving average of the weights.
         logits_chunk_size: A choice already made.
         loss_type: See `DFlashTrainingArguments`; those on the target's distribution keep its last
             hidden states, and its logits of a chunk.
         n_sampled_tokens: See there. The chunk is chosen for evaluations, which take all tokens.
     """
-    n_block = n_rows * n_anchors * config.block_size
     n_context = n_rows * n_tokens
-    kv = 2 * config.num_key_value_heads * config.head_dim
-    q = config.num_attention_heads * config.head_dim
-    # Float32: normed input, queries, keys and values, output, residual; gate, up and product.
-    block_floats = 6 * config.hidden_size + 3 * q + 2 * kv + 3 * config.intermediate_size
-    activations = 4 * config.num_hidden_layers * (n_block * block_floats + n_context * 2 * kv)
     n_slots = n_rows * n_anchors * (config.block_size - 1)
     n_states = len(config.target_layer_ids) + (loss_type != "cross_entropy")
-    n_keys = n_tokens + n_anchors * config.block_size
+    average = _BYTES_PER_AVERAGED_PARAMETER if keeps_average else 0
+    table = _table_entries(config, n_rows, n_tokens, n_anchors, attention)
     parts = {
-        "drafter": _BYTES_PER_TRAINED_PARAMETER * n_trained,
+        "drafter": (_BYTES_PER_TRAINED_PARAMETER + average) * n_trained,
         "target": target_bytes,
         "taps": 4 * n_context * n_states * config.target_hidden_size,
-        "mask": n_block * n_keys if dense_mask else 0,
-        "activations": activations,
+        "mask": table * (4 if attention == "eager" else 1),  # eager adds it, others look it up
+        "activations": _activation_bytes(config, n_rows, n_tokens, n_anchors, attention),
     }
     row_bytes = _BYTES_PER_LOGIT[loss_type] * config.vocab_size
     if logits_chunk_size is None:
@@ -125,6 +129,52 @@ def plan_memory(
     )
 
 
+def _table_entries(config: Any, n_rows: int, n_tokens: int, n_anchors: int, attention: str) -> int:
+    """Queries times keys of all parts that attend together; none for flex attention."""
+    if attention == "flex_attention":
+        return 0
+    n_queries = n_anchors * config.block_size
+    return n_rows * n_queries * (n_tokens + min(part_queries(config.block_size), n_queries))
+
+
+def _activation_bytes(
+    config: Any, n_rows: int, n_tokens: int, n_anchors: int, attention: str
+) -> int:
+    """Float32 tensors that the draft layers keep for the backward."""
+    hidden, intermediate = config.hidden_size, config.intermediate_size
+    kv = 2 * config.num_key_value_heads * config.head_dim
+    q = config.num_attention_heads * config.head_dim
+    n_context, n_queries = n_rows * n_tokens, n_anchors * config.block_size
+    n_block = n_rows * n_queries
+    n_all = n_context + n_block
+    # Of each norm input, normed and output; projected, normed and rotated queries, the output of
+    # attention by parts and whole; gate, its silu, up, and their product.
+    layer = n_block * (6 * hidden + 5 * q + 4 * intermediate)
+    # Keys projected, normed and rotated; values.
+    layer += n_all * 2 * kv
+    if config.architecture == "dflare":
+        # Taps laid out for the mix; of the layer's own norm input, normed and output.
+        layer += n_context * (len(config.target_layer_ids) * config.target_hidden_size + 3 * hidden)
+        shared = 0
+    else:
+        layer += n_all * hidden  # context and block, joined
+        shared = n_context * 3 * hidden  # of the norm after `fc`
+    if attention != "flex_attention":
+        # Each part has its own keys and values, one for each query head; any may reach the end of
+        # the rows. SDPA keeps the mask as floats, eager the probabilities of each head; and while
+        # it computes a part, two more tables of those.
+        n_parts = -(-n_queries // part_queries(config.block_size))
+        layer += n_rows * (n_parts * n_tokens + n_queries) * 2 * q
+        table = _table_entries(config, n_rows, n_tokens, n_anchors, attention)
+        if attention == "eager":
+            table *= config.num_attention_heads
+            shared += 2 * table // n_parts
+        layer += table
+    # Embeddings; of the last norm input, normed and output; the rows for the head, their gradient.
+    shared += n_block * 6 * hidden
+    return 4 * (config.num_hidden_layers * layer + shared)
+
+
 def plan_step(config: Any, args: Any, model: Any, target: Any, rows: Any) -> MemoryPlan:
     """Estimate the memory of a trainer's step on its device.
 
@@ -143,7 +193,8 @@ def plan_step(config: Any, args: Any, model: Any, target: Any, rows: Any) -> Mem
         n_tokens=longest_row(rows),
         n_anchors=args.n_anchors,
         available=available_bytes(args.device),
-        dense_mask=not is_compiled(config),
+        attention=config._attn_implementation,
+        keeps_average=args.ema_decay is not None,
         logits_chunk_size=args.logits_chunk_size,
         loss_type=args.loss_type,
         n_sampled_tokens=args.n_sampled_tokens,

@@ -12,8 +12,10 @@ from hf_dflash import attention_masks
 from training_pairs import (
     BLOCK,
     DRAFTERS,
+    UNCOMPILED_WARNING,
     batch_of,
     block_logits,
+    leave_flex_uncompiled,
     random_ids,
     row_of,
     step_of,
@@ -55,9 +57,13 @@ def real_blocks(batch: dict[str, Tensor]) -> list[tuple[int, int, int]]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_hidden_states_at_or_behind_the_anchor(target: Any, kind: str, attention: str) -> None:
+@pytest.mark.filterwarnings(UNCOMPILED_WARNING)
+def test_hidden_states_at_or_behind_the_anchor(
+    target: Any, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_flex_uncompiled(monkeypatch)
     drafter = training_drafter(target, kind, attn_implementation=attention)
     batch = batch_of(ROWS)
     taps = step_of(target, drafter).target_states(batch).taps

@@ -7,9 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_dflash import attention_masks
 from hf_dflash.drafting import DFlashCandidateGenerator
@@ -17,8 +14,10 @@ from hf_dflash.target import TargetTaps
 from training_pairs import (
     BLOCK,
     DRAFTERS,
+    UNCOMPILED_WARNING,
     batch_of,
     block_logits,
+    leave_flex_uncompiled,
     random_ids,
     row_of,
     training_drafter,
@@ -26,6 +25,7 @@ from training_pairs import (
 )
 
 TOLERANCE = 1e-5
+FLOAT32_TOLERANCE = 1e-5  # of the largest logit
 LENGTHS = [5, 9, 17, 12, 8, 7, 20, 10, 14, 6, 9, 8, 11, 11, 5, 13, 7, 6, 10, 8]
 DOCUMENTS = [random_ids(length, seed) for seed, length in enumerate(LENGTHS)]
 
@@ -40,6 +40,47 @@ def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def target() -> Any:
     # In float64, what is left of differences is no rounding of long sums.
     return training_target(dtype=torch.float64)
+
+
+def packed_rows() -> list[Any]:
+    """The first seven documents in three rows, padded at the right."""
+    rows = []
+    for group in (DOCUMENTS[:3], DOCUMENTS[3:6], DOCUMENTS[6:7]):
+        joined = [token for document in group for token in document]
+        numbers = [i for i, document in enumerate(group, 1) for _ in document]
+        mask = [int(place >= 3) for document in group for place in range(len(document))]
+        padding = 60 - len(joined)
+        rows.append(
+            {
+                "input_ids": joined + [0] * padding,
+                "loss_mask": mask + [0] * padding,
+                "document_ids": numbers + [0] * padding,
+            }
+        )
+    return rows
+
+
+def left_padded_rows() -> list[Any]:
+    """The first six documents."""
+    rows = []
+    for document in DOCUMENTS[:6]:
+        padding = 26 - len(document)
+        row = row_of(document)
+        rows.append(
+            {
+                "input_ids": [7] * padding + row["input_ids"],
+                "loss_mask": [0] * padding + row["loss_mask"],
+                "attention_mask": [0] * padding + [1] * len(document),
+            }
+        )
+    return rows
+
+
+LAYOUTS = {
+    "padded at the right": [row_of(document) for document in DOCUMENTS[:6]],
+    "padded at the left": left_padded_rows(),
+    "packed": packed_rows(),
+}
 
 
 def decoded_logits(target: Any, drafter: Any, document: list[int]) -> dict[int, Tensor]:
@@ -63,7 +104,11 @@ def decoded_logits(target: Any, drafter: Any, document: list[int]) -> dict[int, 
 
 
 def assert_same_as_decoding(
-    target: Any, drafter: Any, rows: list[Any], documents: list[list[int]]
+    target: Any,
+    drafter: Any,
+    rows: list[Any],
+    documents: list[list[int]],
+    tolerance: float = TOLERANCE,
 ) -> None:
     """Compare every anchor of ``rows`` to decoding ``documents``, their documents in order."""
     batch = batch_of(rows)
@@ -78,7 +123,7 @@ def assert_same_as_decoding(
             for anchor, want in expected.items():
                 slot = batch["anchors"][n].tolist().index(start + anchor)
                 got = logits[n, slot, 1:]
-                torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=TOLERANCE)
+                torch.testing.assert_close(got, want, atol=tolerance, rtol=TOLERANCE)
                 n_compared += 1
     assert next(remaining, None) is None
     assert n_compared == int((batch["anchors"] >= 0).sum()) > 0
@@ -92,32 +137,18 @@ def test_every_anchor_of_twenty_sequences(target: Any, kind: str) -> None:
     assert_same_as_decoding(target, drafter, rows, DOCUMENTS)
 
 
-def uncompiled_flex(
-    _module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any
-) -> Any:
-    output = flex_attention(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
-    return output.transpose(1, 2), None
-
-
-def uncompiled_mask(
-    batch_size: int, q_length: int, kv_length: int, mask_function: Any, device: Any, **_: Any
-) -> Any:
-    return create_block_mask(mask_function, batch_size, None, q_length, kv_length, device)
-
-
 @pytest.mark.parametrize("kind", ["dflash", "dflare, mixed", "sliding"])
 @pytest.mark.parametrize("attention", ["eager", "flex_attention"])
-# Torch 2.13 cannot compile this mask for CPUs (its C++ does not build), and says so of the rest.
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.filterwarnings(UNCOMPILED_WARNING)
 def test_other_attention_kernels(
-    target: Any, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
+    target: Any, kind: str, attention: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "flex_attention", uncompiled_flex)
-    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "flex_attention", uncompiled_mask)
+    leave_flex_uncompiled(monkeypatch)
     drafter = training_drafter(target, kind, attn_implementation=attention)
     reference = training_drafter(target, kind)
     assert reference.config._attn_implementation == "sdpa"
-    batch = batch_of([row_of(document) for document in DOCUMENTS[:6]])
+    batch = batch_of(LAYOUTS[layout])
     expected = block_logits(target, reference, batch)
     real = batch["anchors"] >= 0
     got = block_logits(target, drafter, batch)
@@ -128,38 +159,25 @@ def test_other_attention_kernels(
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["dflash", "dflare, mixed", "sliding"])
 def test_packed_documents(target: Any, kind: str) -> None:
-    rows, documents = [], []
-    for group in (DOCUMENTS[:3], DOCUMENTS[3:6], DOCUMENTS[6:7]):
-        joined = [token for document in group for token in document]
-        numbers = [i for i, document in enumerate(group, 1) for _ in document]
-        mask = [int(place >= 3) for document in group for place in range(len(document))]
-        padding = 60 - len(joined)
-        rows.append(
-            {
-                "input_ids": joined + [0] * padding,
-                "loss_mask": mask + [0] * padding,
-                "document_ids": numbers + [0] * padding,
-            }
-        )
-        documents += group
-    assert_same_as_decoding(target, training_drafter(target, kind), rows, documents)
+    assert_same_as_decoding(target, training_drafter(target, kind), packed_rows(), DOCUMENTS[:7])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["dflash", "dflare, mixed", "sliding"])
 def test_padding_at_the_left(target: Any, kind: str) -> None:
-    rows = []
-    for document in DOCUMENTS[:6]:
-        padding = 26 - len(document)
-        row = row_of(document)
-        rows.append(
-            {
-                "input_ids": [7] * padding + row["input_ids"],
-                "loss_mask": [0] * padding + row["loss_mask"],
-                "attention_mask": [0] * padding + [1] * len(document),
-            }
-        )
-    assert_same_as_decoding(target, training_drafter(target, kind), rows, DOCUMENTS[:6])
+    drafter = training_drafter(target, kind)
+    assert_same_as_decoding(target, drafter, left_padded_rows(), DOCUMENTS[:6])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dflash", "dflare, mixed", "sliding"])
+def test_in_float32(kind: str) -> None:
+    """As models are trained; what differs is rounding, so it is measured by the logits' size."""
+    target = training_target()
+    drafter = training_drafter(target, kind)
+    scale = float(block_logits(target, drafter, batch_of(packed_rows())).abs().max())
+    tolerance = FLOAT32_TOLERANCE * scale
+    assert_same_as_decoding(target, drafter, packed_rows(), DOCUMENTS[:7], tolerance)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from hf_dflash import DFlashConfig, DFlashDraftModel
+from hf_dflash.collator import DFlashCollator
 from hf_dflash.losses import (
     chunked_loss,
     cross_entropy,
@@ -19,6 +22,9 @@ from hf_dflash.losses import (
 )
 from hf_dflash.planner import available_bytes, plan_memory
 from hf_dflash.sampled_vocabulary import SampledVocabulary
+from hf_dflash.trainer import DFlashTrainer
+from hf_dflash.training_arguments import DFlashTrainingArguments
+from pairs import tiny_target
 
 GIB = 2**30
 MEMORY = "[memory]"
@@ -32,6 +38,7 @@ SMALL: dict[str, Any] = {
 }
 # The drafter of Qwen3-8B.
 CONFIG = SimpleNamespace(
+    architecture="dflash",
     block_size=16,
     hidden_size=4096,
     target_hidden_size=4096,
@@ -54,7 +61,7 @@ def test_the_parts_of_the_published_recipe() -> None:
     memory = plan(200 * GIB)
     assert memory.drafter == 16 * 1_050_000_000
     assert memory.taps == 4 * 3072 * 5 * 4096
-    assert memory.mask == 8192 * (3072 + 8192)
+    assert memory.mask == 8192 * (3072 + 256)  # in parts of 16 blocks
     assert memory.logits == 512 * 151936 * 14
     assert memory.logits_chunk_size == 512
     assert memory.fits
@@ -77,7 +84,16 @@ def test_a_choice_is_kept_and_no_more_rows_than_there_are_are_planned() -> None:
         CONFIG, n_trained=1, target_bytes=1, n_rows=1, n_tokens=9, n_anchors=2, available=GIB
     )
     assert small.logits_chunk_size == 30
-    assert plan(GIB, dense_mask=False).mask == 0
+
+
+def test_what_else_is_kept() -> None:
+    sdpa, eager = plan(GIB), plan(GIB, attention="eager")
+    flex = plan(GIB, attention="flex_attention")
+    assert flex.mask == 0
+    assert eager.mask == 4 * sdpa.mask
+    assert flex.activations < sdpa.activations < eager.activations
+    averaged = plan(GIB, keeps_average=True)
+    assert averaged.drafter - sdpa.drafter == 8 * 1_050_000_000
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
@@ -110,6 +126,44 @@ def test_logits_take_what_is_planned(loss_type: str) -> None:
     chunks = row_chunks(n_rows, chunk)
     peak = peak_bytes(lambda: chunked_loss(hidden, head, row_loss, weights, total, chunks))
     assert peak == pytest.approx(plan.logits, rel=0.03)
+
+
+@pytest.mark.parametrize("n_anchors", [8, 64])
+@pytest.mark.parametrize(
+    ("architecture", "attention"), [("dflash", "sdpa"), ("dflash", "eager"), ("dflare", "sdpa")]
+)
+def test_a_step_takes_no_more_than_is_planned(
+    architecture: str, attention: str, n_anchors: int, tmp_path: Path
+) -> None:
+    target = tiny_target(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=6)
+    config = DFlashConfig.for_target(
+        target.config,
+        architecture=architecture,
+        num_draft_layers=3,
+        num_taps=3,
+        block_size=16,
+        mask_token_id=511,
+    )
+    config._attn_implementation = attention
+    drafter = DFlashDraftModel(config)
+    args = DFlashTrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        report_to=[],
+        n_anchors=n_anchors,
+        per_device_train_batch_size=2,
+        logits_chunk_size=64,
+    )
+    ids = torch.randint(1, 500, (2, 512), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [{"input_ids": row, "loss_mask": [0] * 50 + [1] * 462} for row in ids]
+    trainer = DFlashTrainer(drafter, target, args, rows)
+    batch = DFlashCollator(16, n_anchors)([trainer.train_dataset[i] for i in range(2)])
+    assert batch["anchors"].shape == (2, n_anchors)
+    plan = trainer.planned()
+    # Before the first step of the optimiser: of the drafter's 16 bytes its gradients, 4, are new.
+    planned = plan.needed - plan.drafter * 12 // 16
+    peak = peak_bytes(lambda: trainer.compute_loss(drafter, batch).backward())
+    assert peak <= planned <= 1.5 * peak
 
 
 def test_part_of_the_vocabulary_takes_what_is_planned() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import logging
@@ -20,6 +21,7 @@ from hf_dflash import DFlashDraftModel
 from hf_dflash.losses import decay_weights
 from hf_dflash.model_card import check_card
 from hf_dflash.resuming import SETTINGS_NAME
+from hf_dflash.target_states import run_target
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
 from hf_dflash.training_checks import check_device
@@ -778,3 +780,51 @@ def test_a_plan_that_does_not_fit_is_said(
     assert "This may not fit into memory: lower `per_device_train_batch_size`" in caplog.text
     assert "logits of 36 rows at once" in caplog.text
     shutil.rmtree(tmp_path)
+
+
+# ---- quantised targets ----
+
+#: Torch's own int8 is deprecated; but it needs no other package.
+_IGNORED = (
+    "torch.ao.quantization is deprecated:DeprecationWarning",
+    "torch.quantize_per_tensor:UserWarning",
+    "quantized..linear_dynamic. an autograd kernel was not registered:UserWarning",
+)
+QUANTISING = pytest.mark.filterwarnings(*(f"ignore:{message}" for message in _IGNORED))
+
+
+def quantised(target: Any) -> Any:
+    """A copy whose linear layers, its head too, are in int8 and have no backward."""
+    linear = {torch.nn.Linear}
+    return torch.ao.quantization.quantize_dynamic(copy.deepcopy(target), linear, dtype=torch.qint8)
+
+
+@QUANTISING
+def test_a_quantised_target_trains_and_stays_as_it_is(
+    target: Any, rows: Any, tmp_path: Path
+) -> None:
+    low = quantised(target)
+    low.lm_head = target.lm_head
+    ids = torch.tensor([rows[0]["input_ids"]])
+    one = torch.ones_like(ids)  # document
+    before = run_target(low, [0, 2], ids, one).taps
+    assert bool(before.isfinite().all())
+    assert not torch.equal(before, run_target(target, [0, 2], ids, one).taps)
+    trainer = trainer_of(low, rows, tmp_path, max_steps=2)
+    start = weights_of(trainer)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 2
+    assert all(map(math.isfinite, losses))
+    assert not torch.equal(weights_of(trainer)["norm.weight"], start["norm.weight"])
+    assert torch.equal(run_target(low, [0, 2], ids, one).taps, before)
+
+
+@QUANTISING
+@pytest.mark.parametrize("loss_type", ["cross_entropy", "total_variation"])
+def test_a_head_without_a_backward_is_refused(
+    target: Any, rows: Any, tmp_path: Path, loss_type: str
+) -> None:
+    trainer = trainer_of(quantised(target), rows, tmp_path, loss_type=loss_type)
+    with pytest.raises(NotImplementedError, match="The head of `target` must have a backward"):
+        trainer.train()
