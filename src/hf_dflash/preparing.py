@@ -45,6 +45,7 @@ class Regeneration:
     model: str | None = None
     api_key: str | None = None
     n_threads: int = 16
+    timeout: float = 600.0
     batch_size: int = 32
     max_new_tokens: int = 2048
     temperature: float = 0.0
@@ -165,6 +166,7 @@ def _regenerate(
             prompts,
             how.answers,
             n_threads=how.n_threads,
+            timeout=how.timeout,
             api_key=how.api_key,
             **common,
         )
