@@ -43,6 +43,9 @@ def prepare(
         ),
     ] = "auto",
     split: Annotated[str, typer.Option(help="Of a Hub dataset.")] = "train",
+    config: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a Hub dataset that has several.")
+    ] = None,
     max_length: Annotated[int | None, _number("Cut rows there, in tokens (papers: 3072).")] = None,
     pack: Annotated[int | None, _number("Pack rows into rows of at most N tokens.")] = None,
     separate_turns: Annotated[
@@ -155,6 +158,7 @@ def prepare(
             out,
             target,
             split=split,
+            config=config,
             encoding=Encoding(max_length, not separate_turns, pack, options),
             regeneration=Regeneration(
                 answers or out.with_name(out.name.removesuffix(".gz") + ".answers.jsonl"),
