@@ -72,10 +72,12 @@ def row_of(ids: Sequence[int], n_prompt: int = 3, **columns: Any) -> dict[str, A
     return {"input_ids": list(ids), "loss_mask": mask, **columns}
 
 
-def batch_of(rows: Sequence[dict[str, Any]], n_anchors: int = 64) -> dict[str, Tensor]:
+def batch_of(
+    rows: Sequence[dict[str, Any]], n_anchors: int = 64, keeps_slots: bool = False
+) -> dict[str, Tensor]:
     """A batch with every valid anchor."""
     numbered = EpochRows(list(rows))
-    collator = DFlashCollator(BLOCK, n_anchors, keeps_slots=False)
+    collator = DFlashCollator(BLOCK, n_anchors, keeps_slots=keeps_slots)
     return collator([numbered[i] for i in range(len(rows))])
 
 

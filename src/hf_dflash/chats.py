@@ -67,17 +67,21 @@ class Chat:
     source: str = "chat"
 
 
-def read_chats(source: str | Path, *, split: str = "train") -> Iterator[Chat]:
+def read_chats(
+    source: str | Path, *, split: str = "train", config: str | None = None
+) -> Iterator[Chat]:
     """Read chats one by one.
 
     Args:
         source: A file (``.jsonl``, ``.jsonl.gz`` or ``.parquet``), or the name of a dataset on
             the Hub, read as a stream with the package ``datasets``.
         split: Of a dataset on the Hub.
+        config: Of a dataset on the Hub that has several.
 
     Raises:
         ValueError: If a record is broken; the message says where it stands. Or if ``source`` is
-            neither a file of a known kind nor a dataset that the Hub has for you.
+            neither a file of a known kind nor a dataset that the Hub has for you, or is a file
+            and ``config`` is given.
         RuntimeError: If a package that is needed to read ``source`` is not installed, or the
             Hub is in trouble.
         PermissionError: If the dataset is gated, or the Hub does not accept the token.
@@ -85,11 +89,16 @@ def read_chats(source: str | Path, *, split: str = "train") -> Iterator[Chat]:
     """
     path = Path(source)
     if path.is_file():
+        if config is not None:
+            raise ValueError(
+                f"`config` is for a dataset on the Hub, but `source` {source} is a file here, and "
+                f"got {config!r}. Leave it out."
+            )
         records = _records_of_file(path)
     elif path.suffix in {".jsonl", ".gz", ".parquet"} or str(source).count("/") > 1:
         raise ValueError(f"`source` {source} is not there. Check the path.")
     else:
-        records = _records_of_hub(str(source), split)
+        records = _records_of_hub(str(source), config, split)
     return (chat_of(record, where) for where, record in records)
 
 
@@ -257,7 +266,7 @@ def _records_of_parquet(path: Path) -> Iterator[tuple[str, object]]:
             yield f"{path}, row {number}", row
 
 
-def _records_of_hub(name: str, split: str) -> Iterator[tuple[str, object]]:
+def _records_of_hub(name: str, config: str | None, split: str) -> Iterator[tuple[str, object]]:
     try:
         from datasets import load_dataset
     except ImportError as error:
@@ -267,5 +276,7 @@ def _records_of_hub(name: str, split: str) -> Iterator[tuple[str, object]]:
         ) from error
     instead = "Connect, or give a file (.jsonl, .jsonl.gz, .parquet)."
     with plain_dataset_errors(name, instead):
-        for number, row in enumerate(load_dataset(name, split=split, streaming=True)):
-            yield f"{name}, {split}, row {number}", row
+        rows = load_dataset(name, config, split=split, streaming=True)
+        part = f"{name}, {split}" if config is None else f"{name}, {config}, {split}"
+        for number, row in enumerate(rows):
+            yield f"{part}, row {number}", row

@@ -43,6 +43,9 @@ def prepare(
         ),
     ] = "auto",
     split: Annotated[str, typer.Option(help="Of a Hub dataset.")] = "train",
+    config: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of a Hub dataset that has several.")
+    ] = None,
     max_length: Annotated[int | None, _number("Cut rows there, in tokens (papers: 3072).")] = None,
     pack: Annotated[int | None, _number("Pack rows into rows of at most N tokens.")] = None,
     separate_turns: Annotated[
@@ -100,6 +103,9 @@ def prepare(
         typer.Option(envvar="OPENAI_API_KEY", help="Of that server.", rich_help_panel=ANSWERS),
     ] = None,
     n_threads: Annotated[int, _number("Requests at once, on a server.", ANSWERS)] = 16,
+    timeout: Annotated[
+        float, _number("Most seconds a server may take for an answer.", ANSWERS, "X")
+    ] = 600.0,
     batch_size: Annotated[int, _number("Prompts at once, without a server.", ANSWERS)] = 32,
     max_new_tokens: Annotated[int, _number("Where an answer is cut, in tokens.", ANSWERS)] = 2048,
     temperature: Annotated[float, _number("Of the answers; 0: greedy.", ANSWERS, "X")] = 0.0,
@@ -152,6 +158,7 @@ def prepare(
             out,
             target,
             split=split,
+            config=config,
             encoding=Encoding(max_length, not separate_turns, pack, options),
             regeneration=Regeneration(
                 answers or out.with_name(out.name.removesuffix(".gz") + ".answers.jsonl"),
@@ -159,6 +166,7 @@ def prepare(
                 model=model,
                 api_key=api_key,
                 n_threads=n_threads,
+                timeout=timeout,
                 batch_size=batch_size,
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,

@@ -103,7 +103,7 @@ class DFlashCollator:
         """
         columns = [read_row(row) for row in rows]
         for row in columns:
-            self._check_ids(row["input_ids"])
+            self.check_ids(row["input_ids"])
         n_tokens = max(1, *(len(row["input_ids"]) for row in columns))
         batch = {
             name: _padded([row[name] for row in columns], n_tokens, fill)
@@ -125,7 +125,12 @@ class DFlashCollator:
             batch["taps"] = _padded_taps([row["taps"] for row in rows], n_tokens)
         return batch | {"anchors": anchors, "labels": targets.labels, "predicts": targets.predicts}
 
-    def _check_ids(self, ids: Tensor) -> None:
+    def check_ids(self, ids: Tensor) -> None:
+        """Refuse tokens that are not the target's, or the mask token.
+
+        Raises:
+            ValueError: There is one.
+        """
         if self.mask_token_id is not None and bool((ids == self.mask_token_id).any()):
             raise ValueError(
                 f"`input_ids` must not hold the drafter's mask token {self.mask_token_id}: it "

@@ -72,7 +72,8 @@ def plain_dataset_errors(repo_id: str, instead: str) -> Iterator[None]:
         status = status_of(answer_of(error))
         if is_the_hubs_own(status):
             raise RuntimeError(_in_trouble(repo_id, status)) from error
-        said = str(error).partition("\n")[0].rstrip(".")
+        # Of a dataset with several configs, the second line names them.
+        said = " ".join(str(error).splitlines()[:2]).rstrip(".")
         raise RuntimeError(
             f"The dataset {repo_id} is on the Hub, but cannot be read as it was asked for "
             f"({type(error).__name__}: {said}). If the connection broke, run the command again."

@@ -45,6 +45,7 @@ class Regeneration:
     model: str | None = None
     api_key: str | None = None
     n_threads: int = 16
+    timeout: float = 600.0
     batch_size: int = 32
     max_new_tokens: int = 2048
     temperature: float = 0.0
@@ -71,6 +72,7 @@ def prepare(
     target: str,
     *,
     split: str = "train",
+    config: str | None = None,
     encoding: Encoding,
     regeneration: Regeneration | None = None,
     taps: TapsOptions | None = None,
@@ -83,6 +85,7 @@ def prepare(
         out: Rows, one a line.
         target: Folder or repository of the target.
         split: Of a dataset on the Hub.
+        config: Of a dataset on the Hub that has several.
         encoding: How chats become rows.
         regeneration: How the target answers first; `None`: the chats' own answers are kept.
         taps: The cache to write; `None`: none.
@@ -97,11 +100,12 @@ def prepare(
     tokenizer = load_tokenizer(target)
     given = Path(source).name if Path(source).is_file() else published_name(source)
     if regeneration is not None:
-        chats = read_chats(source, split=split)
+        chats = read_chats(source, split=split, config=config)
         report = _regenerate(chats, target, tokenizer, regeneration, encoding.template_options)
         _show_regeneration(console, report, regeneration.answers)
-        source = str(regeneration.answers)
-    written = _encode(tokenizer, read_chats(source, split=split), encoding, out)
+        source, config = str(regeneration.answers), None
+    chats = read_chats(source, split=split, config=config)
+    written = _encode(tokenizer, chats, encoding, out)
     write_data_record(out, {"chats": given, **_about(written, encoding, regeneration, tokenizer)})
     console.print(_table(written))
     console.print(f"Rows: {out}", markup=False, highlight=False, soft_wrap=True)
@@ -165,6 +169,7 @@ def _regenerate(
             prompts,
             how.answers,
             n_threads=how.n_threads,
+            timeout=how.timeout,
             api_key=how.api_key,
             **common,
         )

@@ -1,15 +1,20 @@
 """Let a target that runs on an OpenAI-compatible server (vLLM, SGLang, ...) answer prompts."""
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+from huggingface_hub.errors import HTTPError
 from tqdm.auto import tqdm
 
 from .answer_file import Answer, AnswerFile
 from .chats import Chat
+from .hub_errors import answer_of, is_the_hubs_own, status_of
 from .regenerate import (
     RegenerationReport,
     check_options,
@@ -18,6 +23,11 @@ from .regenerate import (
     prompt_id,
     record,
 )
+
+logger = logging.getLogger(__name__)
+
+#: Seconds before a request that failed is sent again; after the last of them the run ends.
+PAUSES = (1.0, 4.0, 16.0)
 
 
 def regenerate_answers_from_server(
@@ -30,6 +40,7 @@ def regenerate_answers_from_server(
     temperature: float = 0.0,
     seed: int = 0,
     n_threads: int = 16,
+    timeout: float = 600.0,
     api_key: str | None = None,
     template_options: dict[str, Any] | None = None,
 ) -> RegenerationReport:
@@ -47,6 +58,8 @@ def regenerate_answers_from_server(
         temperature: 0 is greedy.
         seed: Sent with each request.
         n_threads: Requests under way at once.
+        timeout: Most seconds that the server may be silent. A request that it does not answer, or
+            answers with a fault of its own, is sent three times more.
         api_key: Sent as a bearer token; never written to a file.
         template_options: Sent as ``chat_template_kwargs``, as vLLM and SGLang read them, where a
             prompt has none of its own; kept with each answer.
@@ -58,8 +71,10 @@ def regenerate_answers_from_server(
     from huggingface_hub import InferenceClient
 
     check_options("n_threads", n_threads, max_new_tokens, temperature)
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"`timeout` must be a number of seconds above 0, got {timeout}.")
     options = template_options or {}
-    client = InferenceClient(base_url=base_url, api_key=api_key)
+    client = InferenceClient(base_url=base_url, api_key=api_key, timeout=timeout)
 
     def ask(prompt: Chat) -> Answer:
         fields = {"chat_template_kwargs": prompt.template_options, "tools": prompt.tools}
@@ -96,20 +111,46 @@ def _answer(choice: Any) -> Answer:
     return Answer(message, None, choice.finish_reason != "length")
 
 
+def _ask_again(ask: Callable[[Chat], Answer], ended: Event, prompt: Chat) -> Answer:
+    """Ask until an answer comes, some times, or until the run has ``ended``."""
+    for pause in PAUSES:
+        try:
+            return ask(prompt)
+        except Exception as error:
+            if not _may_pass(error):
+                raise
+            logger.warning("%s Asking again in %g s.", str(error).partition("\n")[0], pause)
+            if ended.wait(pause):
+                raise
+    return ask(prompt)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the same request may succeed later: silence, broken connections, server faults."""
+    answer = answer_of(error)
+    if answer is not None:
+        return is_the_hubs_own(status_of(answer))
+    return isinstance(error, (HTTPError, OSError))
+
+
 def _ask_in_threads(
     ask: Callable[[Chat], Answer], prompts: list[Chat], file: AnswerFile, n_threads: int
 ) -> None:
     bar = tqdm(total=len(prompts), desc="Answers", unit="answer")
     with bar, ThreadPoolExecutor(n_threads) as pool:
-        futures = {pool.submit(ask, prompt): prompt for prompt in prompts}
+        ended = Event()
+        again = partial(_ask_again, ask, ended)
+        futures = {pool.submit(again, prompt): prompt for prompt in prompts}
         for future in as_completed(futures):
             try:
                 answer = future.result()
             except Exception as error:
+                ended.set()
                 pool.shutdown(wait=True, cancel_futures=True)
+                slow = " Raise `timeout` if it is slow." if isinstance(error, TimeoutError) else ""
                 raise RuntimeError(
-                    f"The server failed to answer a prompt: {error} Give the same options again "
-                    f"to continue: {len(file.done)} answers are kept in {file.path}."
+                    f"The server failed to answer a prompt: {error}{slow} Give the same options "
+                    f"again to continue: {len(file.done)} answers are kept in {file.path}."
                 ) from error
             file.append([record(futures[future], answer)])
             bar.update()

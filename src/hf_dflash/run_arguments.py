@@ -47,7 +47,8 @@ LISTED = (
 )
 #: transformers leaves what it means to each script.
 RESUME_HELP = "true: go on from the last checkpoint of output_dir; or the folder of one."
-#: Options of a drafter yet to be made; a trained one has them already.
+#: Options of a drafter yet to be made; a trained one has them already, and only its blocks can
+#: get another size.
 NEW_DRAFTER = (
     "architecture",
     "num_draft_layers",
@@ -110,7 +111,10 @@ class RunArguments:
     target_layer_ids: list[int] | None = field(
         default=None, metadata={"help": "Which ones, 0-based, instead of num_taps."}
     )
-    block_size: int | None = _option("Tokens of a block, the anchor included. None: 16.")
+    block_size: int | None = _option(
+        "Tokens of a block, the anchor included; also to go on from `drafter` with another size. "
+        "None: 16, or the drafter's."
+    )
     mask_token_id: int | None = _option(
         "Token that no text holds. None: chosen by the tokenizer; see docs/training.md."
     )
@@ -124,7 +128,8 @@ class RunArguments:
 
     def __post_init__(self) -> None:
         """Refuse what would be ignored."""
-        given = [f"`{name}`" for name in NEW_DRAFTER if getattr(self, name) is not None]
+        fixed = [name for name in NEW_DRAFTER if name != "block_size"]
+        given = [f"`{name}`" for name in fixed if getattr(self, name) is not None]
         given += ["`init_from_target`"] * self.init_from_target
         self._check(
             self.drafter is None or not given,
@@ -139,6 +144,11 @@ class RunArguments:
         self._check(
             self.lora_rank is not None or (self.lora_alpha is None and self.lora_merge),
             "`lora_alpha` and `lora_merge` are of no account without `lora_rank`. Give it too.",
+        )
+        self._check(
+            self.lora_merge or self.block_size is None,
+            f"`block_size` is kept by a whole drafter only, but `lora_merge` is false, got "
+            f"{self.block_size}. Leave one of them out.",
         )
         self._check(
             self.decoding_prompts == 0 or (self.decoding_prompts > 0 and bool(self.eval_data)),

@@ -6,11 +6,17 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from .collator import DFlashCollator, EpochRows
+from .collator import DFlashCollator, EpochRows, read_row
+from .data import ChatRows
+from .row_file import RowFile
 from .taps_cache import CachedTaps
 from .target import check_pair
+
+#: Rows whose tokens are all looked at before training; others may be made when they are asked for.
+READ_AT_ONCE = (list, tuple, ChatRows, RowFile)
 
 
 def base_drafter(model: Any) -> Any:
@@ -91,14 +97,30 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
         )
 
 
+def _check_tokens(rows: Any, i: int, name: str, collator: DFlashCollator) -> None:
+    row = rows[i]
+    try:
+        # numpy reads lists several times faster than torch.
+        ids = row["input_ids"] if "input_ids" in row else read_row(row)["input_ids"]
+        array = ids if isinstance(ids, torch.Tensor) else np.asarray(ids)
+        collator.check_ids(torch.as_tensor(array).long())
+    except ValueError as error:
+        where = f"{rows.path}, line {i + 1}" if isinstance(rows, RowFile) else f"{name}[{i}]"
+        raise ValueError(f"{where}: {error}") from error
+
+
 def check_rows(rows: EpochRows, name: str, collator: Any) -> None:
-    """Look for the first row that a block can be drawn from.
+    """Look at the tokens of all rows, and for the first row that a block can be drawn from.
 
     Raises:
-        ValueError: There is none.
+        ValueError: A row holds tokens that cannot be trained on, or there is no such row.
     """
     if not isinstance(collator, DFlashCollator):
         return
+    columns = token_columns(rows)
+    if isinstance(columns, READ_AT_ONCE):
+        for i in range(len(columns)):
+            _check_tokens(columns, i, name, collator)
     for i in range(len(rows)):
         if bool(collator([rows[i]])["predicts"].any()):
             return

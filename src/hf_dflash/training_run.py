@@ -166,10 +166,11 @@ def _drafter(
     if kernel is None:
         kernel = "flex_attention" if args.device.type == "cuda" else "sdpa"
     if run.drafter is not None:
-        # The name of the dtype in float32: what is trained must not be rounded.
-        return DFlashDraftModel.from_pretrained(
-            run.drafter, dtype=torch.float32, attn_implementation=kernel
-        )
+        options: dict[str, Any] = {"dtype": torch.float32}  # what is trained must not be rounded
+        if run.block_size is not None:  # no weight depends on it
+            options["config"] = DFlashConfig.from_pretrained(run.drafter)
+            options["config"].block_size = run.block_size
+        return DFlashDraftModel.from_pretrained(run.drafter, attn_implementation=kernel, **options)
     config = DFlashConfig.for_target(
         target.config, tokenizer=tokenizer, **run.new_drafter_options()
     )

@@ -111,7 +111,8 @@ class TrainingStep:
     ) -> SlotLosses:
         """The loss on part of the vocabulary; what is drawn follows from the batch alone."""
         labels = batch["labels"][batch["predicts"]]
-        seed = int(labels.sum()) * 1_000_003 + int(batch["anchors"].sum()) + self.args.seed
+        anchors = batch["anchors"].clamp(min=0)  # empty slots, of which flex has more, are -1
+        seed = int(labels.sum()) * 1_000_003 + int(anchors.sum()) + self.args.seed
         generator = torch.Generator().manual_seed(seed)
         sampled = SampledVocabulary(
             self.target, self.config, labels, self.args.n_sampled_tokens or 0, generator

@@ -258,6 +258,22 @@ def test_a_trained_drafter_is_gone_on_with(place: Path, tmp_path: Path) -> None:
     assert 0 < moved < 0.01  # four steps from there, not from anywhere
 
 
+def test_a_trained_drafter_is_gone_on_with_in_blocks_of_another_size(
+    place: Path, tmp_path: Path
+) -> None:
+    trained(place, tmp_path / "first")
+    data = ["--target", place / "target", "--data", place / "rows.jsonl", *SMALL[-1:]]
+    longer = [*data, *FEW_STEPS, *QUIET, "--drafter", tmp_path / "first"]
+    result = invoke("train", *longer, "--block_size=6", "--output_dir", tmp_path / "longer")
+    assert result.exit_code == 0, result.output
+    drafter = DFlashDraftModel.from_pretrained(tmp_path / "longer")
+    assert drafter.config.block_size == 6
+    first, second = weights(tmp_path / "first"), weights(tmp_path / "longer")
+    assert 0 < (second["fc.weight"] - first["fc.weight"]).abs().max() < 0.01
+    result = invoke("train", *longer, "--block_size=1", "--output_dir", tmp_path / "none")
+    assert_refused(result, "`block_size` must be .*got 1")
+
+
 @pytest.mark.parametrize("merged", [True, False])
 def test_an_adapter_is_trained_and_merged_or_kept(
     place: Path, tmp_path: Path, merged: bool

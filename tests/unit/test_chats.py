@@ -176,14 +176,23 @@ def test_parquet_is_read_in_parts(monkeypatch, tmp_path):
 def test_a_dataset_of_the_hub_is_streamed(monkeypatch):
     asked = []
 
-    def load_dataset(name, *, split, streaming):
-        asked.append((name, split, streaming))
+    def load_dataset(name, config, *, split, streaming):
+        asked.append((name, config, split, streaming))
         return iter([{"messages": HELLO}])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     (chat,) = read_chats("org/chats", split="test")
-    assert asked == [("org/chats", "test", True)]
     assert chat.source == "org/chats, test, row 0"
+    (chat,) = read_chats("org/chats", config="all")
+    assert chat.source == "org/chats, all, train, row 0"
+    assert asked == [("org/chats", None, "test", True), ("org/chats", "all", "train", True)]
+
+
+def test_a_file_has_no_configs(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"`config` is for a dataset on the Hub, but .*got 'all'"):
+        read_chats(path, config="all")
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):

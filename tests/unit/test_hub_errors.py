@@ -124,6 +124,25 @@ def test_a_split_that_is_not_there_is_told_with_those_that_are(
     assert_one_line(result, r"cannot be read as it was asked for \(ValueError: .*tests.*train")
 
 
+def test_a_data_set_of_several_configs_is_told_with_them_and_read_by_one(
+    hub: HubStandIn, tmp_path: Path
+) -> None:
+    configs = "".join(
+        f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("short", "long")
+    )
+    files = {
+        "README.md": f"---\nconfigs:\n{configs}---\n".encode(),
+        "short.jsonl": b'{"prompt": "Hello", "response": "there"}\n',
+        "long.jsonl": b'{"prompt": "Hello", "response": "there"}\n' * 3,
+    }
+    hub.repositories[f"datasets/{DATASET}"] = Repository(False, {"main": files})
+    result = prepare(tmp_path, **hub.environment())
+    assert_one_line(result, r"Config name is missing.*'short', 'long'")
+    result = prepare(tmp_path, DATASET, "--config", "long", **hub.environment())
+    assert result.returncode == 0, result.stderr
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 3
+
+
 def test_trouble_that_passes_is_not_told(hub: HubStandIn, tmp_path: Path) -> None:
     hub.refusals = [Refusal("README.md", 503, times=2)]
     result = prepare(tmp_path, **hub.environment())

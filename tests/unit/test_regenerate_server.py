@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import socket
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
+from hf_dflash import regenerate_server
 from hf_dflash.answer_file import settings_path
 from hf_dflash.chats import Chat, read_chats
 from hf_dflash.regenerate_server import regenerate_answers_from_server
@@ -20,6 +22,7 @@ PROMPTS = [Chat([{"role": "user", "content": f"q{i}"}], labels={"n": i}) for i i
 def online(monkeypatch):
     # The client of the Hub refuses every address offline, even this machine's own.
     monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(regenerate_server, "PAUSES", (0.0, 0.0, 0.0))
 
 
 class StandIn(ThreadingHTTPServer):
@@ -31,6 +34,7 @@ class StandIn(ThreadingHTTPServer):
         self.keys: set[str | None] = set()
         self.lock = Lock()
         self.fails_at: str | None = None
+        self.faults: list[int] = []  # what the next requests get; 0: a broken connection
         self.message: dict[str, Any] = {}
         self.finish_reason = "stop"
 
@@ -48,6 +52,10 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.requests.append(body)
             self.server.keys.add(self.headers["Authorization"])
+            fault = self.server.faults.pop(0) if self.server.faults else None
+        if fault == 0:
+            self.close_connection = True
+            return
         message = {"role": "assistant", "content": question.replace("q", "a")}
         choice = {
             "index": 0,
@@ -59,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
              "choices": [choice], "usage": None}
         ).encode()  # fmt: skip
         known = self.path == "/v1/chat/completions" and question != self.server.fails_at
-        self.send_response(200 if known else 400)
+        self.send_response(fault or (200 if known else 400))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
@@ -126,6 +134,55 @@ def test_a_failing_server_loses_nothing(tmp_path):
         assert [body["messages"][-1]["content"] for body in server.requests] == ["q7"]
 
 
+def test_a_server_that_is_silent_ends_the_run_with_what_stands_kept(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with stand_in() as server:
+        run(server, path, PROMPTS[:2])
+    with socket.socket() as silent:  # takes requests, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        with pytest.raises(RuntimeError, match=r"timed out.*Raise `timeout`.*: 2 answers are kept"):
+            regenerate_answers_from_server(
+                url, "org/model", PROMPTS[:3], path, max_new_tokens=9, timeout=0.05
+            )
+    assert len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("fault", [0, 429, 500, 503])
+def test_a_request_that_may_pass_is_sent_again(tmp_path, caplog, fault):
+    with stand_in() as server:
+        server.faults = [fault] * 3
+        assert run(server, tmp_path / "a", PROMPTS[:1]).n_answered == 1
+        assert len(server.requests) == 4
+        assert caplog.text.count("Asking again in 0 s.") == 3
+        server.faults = [fault] * 4
+        with pytest.raises(RuntimeError, match="Give the same options again to continue: 1 answer"):
+            run(server, tmp_path / "a", PROMPTS[:2])
+        assert len(server.requests) == 8
+
+
+def test_a_request_that_the_server_refuses_is_sent_once(tmp_path):
+    with stand_in() as server:
+        server.fails_at = "q0"
+        with pytest.raises(RuntimeError, match="failed to answer a prompt"):
+            run(server, tmp_path / "a", PROMPTS[:1])
+        assert len(server.requests) == 1
+
+
+def test_a_run_that_has_ended_asks_nothing_again():
+    def ask(_):
+        asked.append(1)
+        raise ConnectionError("gone")
+
+    asked: list[int] = []
+    ended = Event()
+    ended.set()
+    with pytest.raises(ConnectionError, match="gone"):
+        regenerate_server._ask_again(ask, ended, PROMPTS[0])
+    assert len(asked) == 1
+
+
 def test_cut_answers_reasoning_and_tool_calls_are_kept(tmp_path):
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}}
     with stand_in() as server:
@@ -160,3 +217,5 @@ def test_answers_of_another_model_are_refused(tmp_path):
 def test_options_out_of_range_are_refused(tmp_path):
     with pytest.raises(ValueError, match="`n_threads` must be at least 1, got 0"):
         regenerate_answers_from_server("http://x", "m", PROMPTS, tmp_path / "a", n_threads=0)
+    with pytest.raises(ValueError, match="`timeout` must be a number of seconds above 0, got 0"):
+        regenerate_answers_from_server("http://x", "m", PROMPTS, tmp_path / "a", timeout=0)

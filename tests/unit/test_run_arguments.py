@@ -104,7 +104,7 @@ def test_a_config_must_be_a_mapping() -> None:
         run.new_drafter_options()
 
 
-@pytest.mark.parametrize("name", [*NEW_DRAFTER, "init_from_target"])
+@pytest.mark.parametrize("name", [*sorted({*NEW_DRAFTER} - {"block_size"}), "init_from_target"])
 def test_a_trained_drafter_has_its_options_already(name: str) -> None:
     with pytest.raises(ValueError, match=f"`{name}` is for a new drafter, but `drafter` names"):
         RunArguments("t", "d", drafter="x", **{name: True})
@@ -117,6 +117,10 @@ def test_a_trained_drafter_has_its_options_already(name: str) -> None:
         ({"lora_rank": 0, "drafter": "x"}, "`lora_rank` must be at least 1"),
         ({"lora_alpha": 4}, "are of no account without `lora_rank`"),
         ({"lora_merge": False}, "are of no account without `lora_rank`"),
+        (
+            {"drafter": "x", "lora_rank": 4, "lora_merge": False, "block_size": 8},
+            "`block_size` is kept by a whole drafter only, but `lora_merge` is false, got 8",
+        ),
         ({"decoding_prompts": 4}, "`decoding_prompts` are the first of each `eval_data`"),
         ({"decoding_prompts": -1, "eval_data": ["e"]}, "of at least 0, got -1"),
         ({"decoding_max_new_tokens": 0}, "`decoding_max_new_tokens` must be at least 1, got 0"),

@@ -130,6 +130,22 @@ def test_training_takes_part_of_the_vocabulary_and_evaluation_all_of_it() -> Non
     assert torch.equal(evaluated.predicted_ids, plain.predicted_ids)
 
 
+def test_what_is_drawn_does_not_depend_on_empty_slots() -> None:
+    """Compiled attention keeps all slots: it must train on the tokens that any other kind does."""
+    target = training_target()
+    drafter = training_drafter(target)
+    long, short = generated_rows(target, 2)
+    rows = [long, {name: column[:9] for name, column in short.items()}]
+    few, many = (batch_of(rows, keeps_slots=keeps_slots) for keeps_slots in (False, True))
+    assert few["anchors"].shape[1] < many["anchors"].shape[1]
+    assert bool((few["anchors"] < 0).any())
+    step = step_of(target, drafter, n_sampled_tokens=8)
+    one, other = (
+        step.losses(drafter, batch, torch.tensor(5.0), 4.0, 64).row_losses for batch in (few, many)
+    )
+    torch.testing.assert_close(one, other)
+
+
 def test_the_trainer_refuses_such_a_head_before_it_trains(tmp_path: Path) -> None:
     target = training_target()
     drafter = training_drafter(target)
