@@ -36,6 +36,7 @@ from .training_arguments import DFlashTrainingArguments
 from .training_checks import (
     base_drafter,
     check_device,
+    check_losses,
     check_training,
     collator_for,
     numbered,
@@ -102,23 +103,17 @@ class DFlashTrainer(Trainer):
         self.plan: MemoryPlan | None = None
         self.n_rows_without_block = 0  # of this process and call
         self._part: Path | None = None  # where a checkpoint is being written
+        self._batches: list[dict[str, Tensor]] = []  # of this update, and their losses so far
+        self._losses: list[Tensor] = []
         self.data_record: dict[str, Any] = {}  # for the log: where the rows are from
         self.ema: MovingAverage | None = None
         if args.ema_decay is not None:
-            self._start_average(args.ema_decay)
+            self.ema = MovingAverage(self.model, args.ema_decay)
+            self.add_callback(EMACallback(self.ema))
 
     def _placed(self, target: Any) -> Any:
         is_placed = hasattr(target, "hf_device_map") or getattr(target, "is_quantized", False)
         return target if is_placed else target.to(self.args.device)
-
-    def _start_average(self, decay: float) -> None:
-        if self.is_fsdp_enabled:
-            raise NotImplementedError(
-                "`ema_decay` is not supported with FSDP, whose parameters are sharded. Leave it "
-                "out, or use DDP."
-            )
-        self.ema = MovingAverage(self.model, decay)
-        self.add_callback(EMACallback(self.ema))
 
     # ---- data and loss ----
 
@@ -150,6 +145,7 @@ class DFlashTrainer(Trainer):
         gamma = self.gamma_at(self.state.global_step)
         weights = [self.step.total_weight(batch["predicts"], gamma) for batch in batches]
         total = sum(weights, torch.zeros(())).to(device)
+        self._batches, self._losses = batches, []
         return batches, self.accelerator.gather(total[None]).sum()
 
     def _silence_repeats(self, batch: dict[str, Tensor]) -> None:
@@ -192,6 +188,14 @@ class DFlashTrainer(Trainer):
         chunk = self.args.logits_chunk_size or self.planned().logits_chunk_size
         result = self.step.losses(model, inputs, total, gamma, chunk)
         return (result.loss, result) if return_outputs else result.loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Of one batch; the last of an update refuses losses that are not finite."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        self._losses.append(loss)
+        if len(self._losses) == len(self._batches):
+            check_losses(self, self._losses, self._batches)
+        return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log; training's logs also tell how many rows so far taught nothing, if any did."""

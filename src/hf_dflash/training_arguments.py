@@ -49,6 +49,8 @@ class DFlashTrainingArguments(TrainingArguments):
     remove_unused_columns: bool = field(default=False)
     # Every parameter of a drafter is used in every forward.
     ddp_find_unused_parameters: bool | None = field(default=False)
+    # With it, a loss that is not a number would be logged as 0.
+    logging_nan_inf_filter: bool = field(default=False)
     n_anchors: int = field(default=512, metadata={"help": "Most blocks a row and epoch."})
     random_anchors: bool = field(default=True, metadata={"help": "Draw anchors anew each epoch."})
     loss_type: str = field(

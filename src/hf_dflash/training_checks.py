@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .collator import DFlashCollator, EpochRows
 from .taps_cache import CachedTaps
@@ -70,7 +71,7 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
         shards: Whether parameters are really sharded.
 
     Raises:
-        NotImplementedError: Flex attention or FSDP on CPUs.
+        NotImplementedError: Flex attention or FSDP on CPUs, or a moving average with FSDP.
         ValueError: FSDP has left the target's weights out of all processes but the first.
     """
     if is_compiled(config) and args.device.type == "cpu":
@@ -89,6 +90,45 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
         raise NotImplementedError(
             "`fsdp` shards nothing here: accelerate does so on accelerators only. Leave it out."
         )
+    if args.ema_decay is not None and shards:
+        raise NotImplementedError(
+            "`ema_decay` is not supported with FSDP, whose parameters are sharded. Leave it "
+            "out, or use DDP."
+        )
+
+
+def check_losses(trainer: Any, losses: Sequence[Tensor], batches: Sequence[Any]) -> None:
+    """Refuse an update whose loss is not finite, on all processes at once.
+
+    Args:
+        trainer: A `DFlashTrainer`.
+        losses: Of this process' batches.
+        batches: As many, of `DFlashCollator`; they are run again to tell whose fault it is.
+
+    Raises:
+        FloatingPointError: A loss of any process is infinite or not a number.
+    """
+    gather = trainer.accelerator.gather
+    if bool(gather(torch.stack(list(losses)).sum()[None]).isfinite().all()):
+        return
+    are_finite = [bool(_taps_of(trainer, batch).isfinite().all()) for batch in batches]
+    if bool(gather(torch.tensor([all(are_finite)], device=losses[0].device)).all()):
+        raise FloatingPointError(
+            f"The drafter's loss must be finite, but is not at step {trainer.state.global_step}; "
+            "the target's states are. Lower `learning_rate`, and use bf16=True rather than "
+            "fp16=True."
+        )
+    raise FloatingPointError(
+        f"The hidden states of `target` ({trainer.target.dtype}) must be finite, but are not at "
+        f"step {trainer.state.global_step}. A float16 target may overflow: load it in bfloat16 or "
+        "float32, and write cached taps anew. Otherwise its weights are broken."
+    )
+
+
+def _taps_of(trainer: Any, batch: Any) -> Tensor:
+    with torch.no_grad():
+        taps: Tensor = trainer.step.target_states(trainer._prepare_inputs(batch)).taps
+    return taps
 
 
 def check_rows(rows: EpochRows, name: str, collator: Any) -> None:
