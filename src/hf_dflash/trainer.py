@@ -24,7 +24,7 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
-from .checkpointing import PART_FOLDER, publish
+from .checkpointing import PART_FOLDER, check_complete, publish
 from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
 from .exporting import export_drafter, push_run, write_run_card, write_run_log
@@ -40,6 +40,7 @@ from .training_checks import (
     check_training,
     collator_for,
     numbered,
+    placed,
 )
 from .training_step import TrainingStep
 
@@ -98,7 +99,7 @@ class DFlashTrainer(Trainer):
         # The loss is divided by the weight of the whole update, not by a mean over its parts.
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True
-        self.target = self._placed(target).eval().requires_grad_(False)
+        self.target = placed(target, args.device).eval().requires_grad_(False)
         self.step = TrainingStep(self.target, config, args)
         self.plan: MemoryPlan | None = None
         self.n_rows_without_block = 0  # of this process and call
@@ -110,10 +111,6 @@ class DFlashTrainer(Trainer):
         if args.ema_decay is not None:
             self.ema = MovingAverage(self.model, args.ema_decay)
             self.add_callback(EMACallback(self.ema))
-
-    def _placed(self, target: Any) -> Any:
-        is_placed = hasattr(target, "hf_device_map") or getattr(target, "is_quantized", False)
-        return target if is_placed else target.to(self.args.device)
 
     # ---- data and loss ----
 
@@ -255,7 +252,7 @@ class DFlashTrainer(Trainer):
         """Train; a checkpoint is gone on with exactly, or refused.
 
         Raises:
-            ValueError: The checkpoint was written by a run with another configuration.
+            ValueError: The checkpoint is incomplete, or of a run with another configuration.
         """
         folder: Any = resume_from_checkpoint
         if folder is True and self._output_dir.is_dir():
@@ -266,6 +263,7 @@ class DFlashTrainer(Trainer):
                 self.ema.load(Path(folder))
             if self._is_finished(Path(folder)):
                 return TrainOutput(self.state.global_step, 0.0, {})
+            check_complete(Path(folder), shards=self.is_fsdp_enabled or self.is_deepspeed_enabled)
         self.planned()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

@@ -97,6 +97,12 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
         )
 
 
+def placed(target: Any, device: torch.device) -> Any:
+    """The target on the device that trains, unless it has been placed already."""
+    is_placed = hasattr(target, "hf_device_map") or getattr(target, "is_quantized", False)
+    return target if is_placed else target.to(device)
+
+
 def check_losses(trainer: Any, losses: Sequence[Tensor], batches: Sequence[Any]) -> None:
     """Refuse an update whose loss is not finite, on all processes at once.
 

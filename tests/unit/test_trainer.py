@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from hf_dflash import DFlashDraftModel
+from hf_dflash.checkpointing import check_complete
 from hf_dflash.losses import decay_weights
 from hf_dflash.model_card import check_card
 from hf_dflash.resuming import SETTINGS_NAME
@@ -433,6 +434,36 @@ def test_a_checkpoint_of_something_else_is_not_resumed(
     trainer = trainer_of(target, rows, tmp_path / "again")
     with pytest.raises(ValueError, match="must be a checkpoint of DFlashTrainer, but"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_without_the_runs_state_is_not_resumed(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path, name: str
+) -> None:
+    (checkpoint / name).unlink()
+    trainer = trainer_of(target, rows, tmp_path / "again")
+    with pytest.raises(
+        ValueError, match=rf"must hold the whole state of the run, but .*{name[:9]}"
+    ):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_weights_alone_are_not_resumed_but_may_be_a_finished_run(
+    target: Any, rows: Any, tmp_path: Path
+) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": True}
+    trainer_of(target, rows, tmp_path, **options).train()
+    trainer = trainer_of(target, rows, tmp_path, **options)
+    with pytest.raises(ValueError, match=r"no optimizer.pt, scheduler.pt, rng_state\*.pth \(was"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer.train(resume_from_checkpoint=True).global_step == 4
+
+
+def test_sharded_state_has_names_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "rng_state_1.pth").touch()
+    check_complete(tmp_path, shards=True)
+    with pytest.raises(ValueError, match=r"has no optimizer.pt, scheduler.pt \(was it written"):
+        check_complete(tmp_path, shards=False)
 
 
 def test_a_run_that_dies_while_saving_leaves_no_checkpoint(
