@@ -780,6 +780,10 @@ def test_sharding_is_not_ignored_on_cpus(target: Any, tmp_path: Path) -> None:
             {"loss_weighting": "dpace", "loss_decay_gamma": 2.0},
             "`loss_decay_gamma` has no meaning with",
         ),
+        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` must be 0.0, got 0.1: the los"),
+        ({"neftune_noise_alpha": 5.0}, "`neftune_noise_alpha` must be None, got 5.0: a drafter"),
+        ({"batch_eval_metrics": True}, "`batch_eval_metrics` must be False, got True"),
+        ({"eval_do_concat_batches": False}, "`eval_do_concat_batches` must be True, got False"),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path: Path, options: Any, message: str) -> None:
