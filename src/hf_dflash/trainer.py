@@ -291,7 +291,8 @@ class DFlashTrainer(Trainer):
             super()._load_from_checkpoint(*args, **kwargs)
 
     def _settings(self) -> dict[str, Any]:
-        return run_settings(self.step.config, self.args, self.train_dataset, self.target)
+        parts = (self.step.config, self.args, self.train_dataset, self.target)
+        return run_settings(*parts, self.model)
 
     def planned(self) -> MemoryPlan:
         """What a step takes of the memory; estimated and logged once."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -20,7 +21,7 @@ from hf_dflash import DFlashDraftModel
 from hf_dflash.checkpointing import check_complete
 from hf_dflash.losses import decay_weights
 from hf_dflash.model_card import check_card
-from hf_dflash.resuming import SETTINGS_NAME
+from hf_dflash.resuming import SETTINGS_NAME, target_digest
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
 from hf_dflash.training_checks import check_device
@@ -425,6 +426,69 @@ def test_another_drafter_is_not_resumed(
     )
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"attention_dropout": 0.5}, r"`attention_dropout` was 0\.0, is 0\.5"),
+        ({"intermediate_size": 96}, r"`intermediate_size` was \d+, is 96\."),
+        ({"attention_bias": True}, "`attention_bias` was False, is True"),
+    ],
+)
+def test_a_drafter_of_another_size_or_dropout_is_not_resumed(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path, overrides: Any, message: str
+) -> None:
+    drafter = training_drafter(target, **overrides)
+    trainer = trainer_of(target, rows, tmp_path / "again", drafter=drafter)
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_another_target_is_not_resumed_where_its_weights_are_at_hand(
+    rows: Any, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = training_target(seed=1)
+    trainer = trainer_of(other, rows, tmp_path / "again", max_steps=3)
+    with pytest.raises(ValueError, match=r"configuration: `target_sha256` was '.{64}', is '"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    monkeypatch.setattr(other, "is_quantized", True, raising=False)
+    assert target_digest(other) is None
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 3
+
+
+def test_the_digest_of_a_target_follows_its_weights_and_needs_them(target: Any) -> None:
+    assert target_digest(target) == target_digest(training_target())
+    changed = training_target()
+    changed.model.norm.weight.data[0] += 1e-3
+    assert target_digest(changed) != target_digest(target)
+    assert target_digest(changed.to("meta")) is None
+
+
+# peft 0.21 asks by a name that transformers 5.24 has deprecated.
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora_alpha": 64}, r"'lora_alpha': 2.* is .*'lora_alpha': 64"),
+        ({"lora_dropout": 0.5}, r"'lora_dropout': 0\.0.* is .*'lora_dropout': 0\.5"),
+        ({"r": 4}, r"'r': 2.* is .*'r': 4"),
+        ({"target_modules": ["q_proj"]}, r"is .*'target_modules': \['q_proj'\]"),
+    ],
+)
+def test_other_adapters_are_not_resumed(
+    target: Any, rows: Any, tmp_path: Path, options: Any, message: str
+) -> None:
+    first = {"r": 2, "lora_alpha": 2, "target_modules": ["v_proj", "q_proj"]}
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    for step, settings in ((2, first), (3, first), (4, first | options)):
+        drafter = get_peft_model(training_drafter(target), LoraConfig(**settings))
+        trainer = trainer_of(target, rows, tmp_path, drafter=drafter, max_steps=step, **saves)
+        if step < 4:
+            trainer.train(resume_from_checkpoint=step == 3)
+    with pytest.raises(ValueError, match=f"`adapters` was .*{message}"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
 
 
 def test_a_checkpoint_of_something_else_is_not_resumed(
