@@ -61,7 +61,7 @@ class DFlashTrainer(Trainer):
 
     Raises:
         ValueError: The drafter was made for another target, would be trained in half precision,
-            or the data have no supervised token.
+            or the data have no supervised token, or texts beyond the known positions.
         TypeError: A data set has no length.
         NotImplementedError: What is asked for does not work on this device, or not when sharded.
     """
@@ -84,7 +84,7 @@ class DFlashTrainer(Trainer):
             logger.warning("Training on one of %d GPUs; `accelerate launch` uses all.", args.n_gpu)
             args._n_gpu = 1
         config = base_drafter(model).config
-        collator = kwargs.setdefault("data_collator", collator_for(config, args))
+        collator = kwargs.setdefault("data_collator", collator_for(config, args, target))
         kwargs.setdefault("compute_metrics", self._evaluation_metrics)
         super().__init__(
             model=model,

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .collator import DFlashCollator, EpochRows
+from .collator import DFlashCollator, EpochRows, read_row
 from .taps_cache import CachedTaps
 from .target import check_pair
+
+#: Rows whose length is looked at before the first step.
+_MOST_ROWS = 4096
 
 
 def base_drafter(model: Any) -> Any:
@@ -24,13 +27,16 @@ def is_compiled(config: Any) -> bool:
     return config._attn_implementation == "flex_attention"
 
 
-def collator_for(config: Any, args: Any) -> DFlashCollator:
+def collator_for(config: Any, args: Any, target: Any = None) -> DFlashCollator:
     """The collator of a run.
 
     Args:
         config: The drafter's.
         args: `DFlashTrainingArguments`.
+        target: The target; `None`: only the drafter limits how long a text is.
     """
+    configs = [config] if target is None else [config, target.config.get_text_config(decoder=True)]
+    limits = [limit for limit in map(_known_positions, configs) if limit is not None]
     return DFlashCollator(
         config.block_size,
         args.n_anchors,
@@ -38,8 +44,21 @@ def collator_for(config: Any, args: Any) -> DFlashCollator:
         random=args.random_anchors,
         mask_token_id=config.mask_token_id,
         vocab_size=config.vocab_size,
+        max_positions=min(limits, default=None),
         keeps_slots=is_compiled(config),
     )
+
+
+def _known_positions(config: Any) -> int | None:
+    """Longest text of a model: as stated, or as far as YaRN reaches, which some leave unstated."""
+    most = getattr(config, "max_position_embeddings", None)
+    if not isinstance(most, int) or most <= 0:  # XLNet has -1 for no limit, others nothing
+        return None
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "yarn":
+        return most
+    original = rope.get("original_max_position_embeddings") or most
+    return max(most, int(original * (rope.get("factor") or 1)))
 
 
 def check_training(model: Any, target: Any) -> None:
@@ -155,6 +174,23 @@ def check_rows(rows: EpochRows, name: str, collator: Any) -> None:
     )
 
 
+def check_lengths(rows: EpochRows, collator: Any) -> None:
+    """Look for texts that are too long, in rows spread evenly; batches are looked at one by one.
+
+    Raises:
+        ValueError: There is one.
+    """
+    most = getattr(collator, "max_positions", None)
+    if most is None:
+        return
+    columns = token_columns(rows)
+    n_read = min(len(rows), _MOST_ROWS)
+    for i in range(n_read):
+        row = columns[i * (len(rows) - 1) // max(1, n_read - 1)]
+        if len(row["input_ids"]) > most:
+            collator.check_positions(read_row(row))
+
+
 def numbered(rows: Any, name: str, collator: Any) -> Any:
     """`EpochRows` of a data set or of each of several, checked; `None` stays."""
     if rows is None or isinstance(rows, EpochRows):
@@ -163,6 +199,7 @@ def numbered(rows: Any, name: str, collator: Any) -> Any:
         return {key: numbered(part, f"{name}[{key!r}]", collator) for key, part in rows.items()}
     checked = EpochRows(rows)
     check_rows(checked, name, collator)
+    check_lengths(checked, collator)
     return checked
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_checks import collator_for, numbered
 from training_pairs import random_ids, row_of, training_drafter, training_target
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
@@ -75,3 +77,42 @@ def test_an_export_that_overflows_is_refused(rows: Any, tmp_path: Path) -> None:
 def test_a_loss_is_logged_as_it_is(tmp_path: Path) -> None:
     args = DFlashTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     assert not args.logging_nan_inf_filter
+
+
+# ---- texts beyond the positions that are known ----
+
+TOO_LONG = "`input_ids` must be texts of at most 16 tokens, .* got one of 20.*--max-length 16"
+
+
+@pytest.mark.parametrize("limited", ["target", "drafter"])
+def test_rows_beyond_the_known_positions_are_refused(
+    rows: Any, tmp_path: Path, limited: str
+) -> None:
+    target = training_target()
+    drafter = training_drafter(target)
+    model = target if limited == "target" else drafter
+    model.config.max_position_embeddings = 16
+    args = DFlashTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    short = [row_of(random_ids(16, seed)) for seed in range(3)]
+    for data in ((rows, None), (short, rows), (short, {"part": [*short, rows[0]]})):
+        with pytest.raises(ValueError, match=TOO_LONG):
+            DFlashTrainer(drafter, target, args, *data)
+    trainer = DFlashTrainer(drafter, target, args, short)
+    with pytest.raises(ValueError, match=TOO_LONG):  # also a row that nobody has looked at before
+        trainer.data_collator([{**rows[0], "example_id": 0, "epoch": 0}])
+
+
+def test_what_counts_is_a_text_and_not_the_row_and_where_rotations_reach(rows: Any) -> None:
+    target = training_target()
+    target.config.max_position_embeddings = 16
+    config = training_drafter(target).config
+    args = SimpleNamespace(n_anchors=4, seed=0, random_anchors=True)
+    packed = {**rows[0], "document_ids": [1] * 12 + [2] * 8}
+    padded = {**rows[0], "attention_mask": [1] * 16 + [0] * 4}
+    checked = numbered([packed, padded], "train_dataset", collator_for(config, args, target))
+    assert len(checked) == 2
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    target.config.rope_parameters = {**target.config.rope_parameters, **yarn}
+    assert collator_for(config, args, target).max_positions == 64
+    target.config.max_position_embeddings = -1  # no limit
+    assert collator_for(config, args, target).max_positions == config.max_position_embeddings
