@@ -14,7 +14,6 @@ of the target over all of it, but few blocks. Needs the extra `train`.
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -44,27 +43,12 @@ def main() -> None:
         attn_implementation="flex_attention" if torch.cuda.is_available() else "sdpa",
     )
     rows = open_rows(options.rows)
-    check_lengths(rows, drafter.config, target.config.get_text_config(decoder=True))
+    # Rows beyond the positions that both models know are refused here. A drafter made for a shorter
+    # limit than its target can be given the target's: set `max_position_embeddings` (and
+    # `rope_parameters`, if the target has YaRN) in its config.json before.
     trainer = DFlashTrainer(drafter, target, arguments(options), train_dataset=rows)
     trainer.train()
     trainer.save_model()
-
-
-def check_lengths(rows: Any, config: Any, target_config: Any) -> None:
-    """Refuse rows beyond the positions that both models know.
-
-    A drafter rotates positions as its target does. One made for a shorter limit can be given the
-    target's: set `max_position_embeddings` (and `rope_parameters`, if the target has YaRN) in its
-    config.json before.
-    """
-    longest = max(len(rows[i]["input_ids"]) for i in range(len(rows)))
-    limit = min(config.max_position_embeddings, target_config.max_position_embeddings)
-    if longest > limit:
-        raise ValueError(
-            f"`rows` must be of at most {limit} tokens, what target and drafter know positions "
-            f"for, got one of {longest}. Cut them with `hf-dflash prepare --max-length {limit}`."
-        )
-    print(f"{len(rows)} rows of up to {longest} tokens; positions known: {limit}.")
 
 
 def arguments(options: argparse.Namespace) -> DFlashTrainingArguments:

@@ -1,4 +1,4 @@
-"""Files that others read: whole or not there."""
+"""Files and checkpoints that others read: whole or not there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,27 @@ from pathlib import Path
 
 #: Where files are written until they are complete. The Hub is not sent names with an underscore.
 PART_FOLDER = "_part"
+
+
+def check_complete(folder: Path, *, shards: bool) -> None:
+    """Refuse a checkpoint that lacks what a run needs to go on exactly.
+
+    Args:
+        folder: Of the checkpoint.
+        shards: Whether the run that goes on has sharded parameters (FSDP, DeepSpeed), whose
+            optimizer and scheduler have names of their own.
+
+    Raises:
+        ValueError: The state of the optimizer, scheduler or random numbers is not there.
+    """
+    needed = ["rng_state*.pth"] if shards else ["optimizer.pt", "scheduler.pt", "rng_state*.pth"]
+    missing = [name for name in needed if not any(folder.glob(name))]
+    if missing:
+        raise ValueError(
+            f"`resume_from_checkpoint` must hold the whole state of the run, but {folder} has no "
+            f"{', '.join(missing)} (was it written with `save_only_model`, or sharded?). Resume "
+            "from a complete checkpoint, or start a new run from its weights."
+        )
 
 
 def publish(part: Path, final: Path) -> None:

@@ -71,6 +71,7 @@ class DFlashCollator:
             paper's ablation baseline).
         mask_token_id: Of the drafter; text that holds it is refused.
         vocab_size: Of the target, to which token ids must belong.
+        max_positions: Most tokens of a text; `None`: any.
         keeps_slots: Whether a batch has ``n_anchors`` slots even if no row needs them. Compiled
             attention wants constant shapes; any other kind would compute blocks of nothing.
     """
@@ -82,6 +83,7 @@ class DFlashCollator:
     random: bool = True
     mask_token_id: int | None = None
     vocab_size: int | None = None
+    max_positions: int | None = None
     keeps_slots: bool = True
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -98,12 +100,13 @@ class DFlashCollator:
             bool, and ``taps`` (N, S, T * Ht) if the rows have them.
 
         Raises:
-            ValueError: A row lacks a column, its columns do not fit one another, or its tokens
-            are not the target's, or hold the mask token.
+            ValueError: A row lacks a column, its columns do not fit one another, its tokens
+            are not the target's, or hold the mask token, or it has a text that is too long.
         """
         columns = [read_row(row) for row in rows]
         for row in columns:
             self.check_ids(row["input_ids"])
+            self.check_positions(row)
         n_tokens = max(1, *(len(row["input_ids"]) for row in columns))
         batch = {
             name: _padded([row[name] for row in columns], n_tokens, fill)
@@ -144,6 +147,20 @@ class DFlashCollator:
                     f"`input_ids` must be tokens of the target (0..{self.vocab_size - 1}), got "
                     f"{low if low < 0 else high}. Prepare the data with the target's tokenizer."
                 )
+
+    def check_positions(self, row: Mapping[str, Tensor]) -> None:
+        """Refuse a row of `read_row` with a text beyond the positions that are known."""
+        most = self.max_positions
+        if most is None or len(row["input_ids"]) <= most:
+            return
+        longest = int((row["position_ids"] * (row["document_ids"] != PADDING)).max()) + 1
+        if longest > most:
+            raise ValueError(
+                f"`input_ids` must be texts of at most {most} tokens, what target and drafter know "
+                f"positions for, got one of {longest}. Cut them with `hf-dflash prepare "
+                f"--max-length {most}`, or give a drafter that knows less than its target the "
+                "target's `max_position_embeddings` in its config.json."
+            )
 
     def _anchors(self, valid: Tensor, row: Mapping[str, Any]) -> Tensor:
         if not self.random:

@@ -47,11 +47,21 @@ def export_drafter(
         state: All its weights.
         folder: Where to.
         dtype: Of the file; `None`: as they are.
+
+    Raises:
+        ValueError: A weight is infinite or not a number.
     """
     kept = None if dtype is None else getattr(torch, dtype)
     with torch.device("meta"):  # neither memory nor random numbers are spent on what is replaced
         exported = type(drafter)(copy.deepcopy(drafter.config))
     weights = {name: t.detach().cpu().to(kept or t.dtype) for name, t in state.items()}
+    broken = [name for name, t in weights.items() if not bool(t.isfinite().all())]
+    if broken:
+        raise ValueError(
+            f"A drafter's weights must be finite to be exported in {dtype or 'their own dtype'}, "
+            f"but {broken[0]} and {len(broken) - 1} more are not. Go back to a checkpoint before "
+            "the run diverged; if its weights are finite, leave `export_dtype` out."
+        )
     exported.load_state_dict(weights, strict=True, assign=True)
     exported.generation_config = drafter.generation_config
     part = folder / f"{PART_FOLDER}_export"

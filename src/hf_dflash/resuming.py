@@ -28,6 +28,14 @@ _CONFIG = (
     "input_embedding_scale",
     "output_multiplier",
     "final_logit_softcapping",
+    "attention_dropout",
+    "attention_bias",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
 )
 #: Of the training arguments; not how many epochs and the learning rate: a run may be prolonged.
 _ARGUMENTS = (
@@ -54,11 +62,30 @@ _ARGUMENTS = (
     "bf16",
     "fp16",
 )
+#: Of the adapters of PEFT, if a drafter has some: what their weights do not tell.
+_ADAPTER = (
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "target_modules",
+    "bias",
+    "use_rslora",
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+)
+#: What a reader of a log is not told: digests, and what is in the files beside it.
+_UNTOLD = (*_CONFIG, "rows_sha256", "target_sha256", "adapters")
 #: Rows that stand for all: enough to notice other answers, another template or another order.
 _MOST_ROWS = 256
+#: Elements of each parameter that stand for the target's weights.
+_MOST_ELEMENTS = 256
 
 
-def run_settings(config: Any, args: Any, rows: Any, target: Any) -> dict[str, Any]:
+def run_settings(
+    config: Any, args: Any, rows: Any, target: Any, model: Any = None
+) -> dict[str, Any]:
     """All that decides what the next step does, but for the state in the checkpoint.
 
     Rows may be divided otherwise between devices, their batches and accumulation: what counts is
@@ -69,6 +96,7 @@ def run_settings(config: Any, args: Any, rows: Any, target: Any) -> dict[str, An
         args: `DFlashTrainingArguments`.
         rows: The training set, or `None`.
         target: The target.
+        model: The drafter, if it may have adapters.
     """
     values = {
         **{name: getattr(config, name) for name in (*_TOLD_CONFIG, *_CONFIG)},
@@ -81,14 +109,51 @@ def run_settings(config: Any, args: Any, rows: Any, target: Any) -> dict[str, An
         "rows_sha256": None if rows is None else rows_digest(rows),
         "taps_dtype": getattr(getattr(getattr(rows, "rows", None), "layout", None), "dtype", None),
         "target_dtype": str(target.dtype).removeprefix("torch."),
+        "adapters": adapter_settings(model),
     }
+    # Cached taps are compared with the target by `check_taps`; its layers may be left out then.
+    digest = target_digest(target) if values["taps_dtype"] is None else None
+    if digest is not None:
+        values["target_sha256"] = digest
     settings: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return settings
 
 
 def told_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those that a reader of the run's log wants: not digests, nor what the config tells."""
-    return {k: v for k, v in settings.items() if k not in _CONFIG and k != "rows_sha256"}
+    return {k: v for k, v in settings.items() if k not in _UNTOLD}
+
+
+def adapter_settings(model: Any) -> dict[str, Any] | None:
+    """What decides how adapters of PEFT act, by their name; `None`: there are none."""
+    if not hasattr(model, "get_base_model"):
+        return None
+    told = {}
+    for name, config in model.peft_config.items():
+        values = {key: getattr(config, key, None) for key in _ADAPTER}
+        modules = values["target_modules"]
+        if not isinstance(modules, str | None):  # a set has no order
+            values["target_modules"] = sorted(modules)
+        told[name] = values
+    return told
+
+
+def target_digest(target: Any) -> str | None:
+    """SHA-256 of the shapes and first elements of all parameters: cheap, and training moves them.
+
+    Returns:
+        `None` where weights are not at hand as they are: quantised, offloaded or divided.
+    """
+    parameters = list(target.parameters())
+    is_plain = all(type(p) is torch.nn.Parameter and not p.is_meta for p in parameters)
+    if not parameters or not is_plain or getattr(target, "is_quantized", False):
+        return None
+    digest = hashlib.sha256(str(len(parameters)).encode())
+    for parameter in parameters:
+        part = parameter.detach().flatten()[:_MOST_ELEMENTS].cpu().contiguous()
+        digest.update(str(tuple(parameter.shape)).encode())
+        digest.update(part.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def rows_digest(rows: Any) -> str:
@@ -131,6 +196,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         f"`{name}` was {recorded[name]!r}, is {settings.get(name)!r}"
         for name in recorded
         if recorded[name] != settings.get(name)
+        and (name != "target_sha256" or name in settings)  # not every target has one
     ]
     if changed:
         raise ValueError(

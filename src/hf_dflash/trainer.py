@@ -24,7 +24,7 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
-from .checkpointing import PART_FOLDER, publish
+from .checkpointing import PART_FOLDER, check_complete, publish
 from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
 from .exporting import export_drafter, push_run, write_run_card, write_run_log
@@ -36,9 +36,11 @@ from .training_arguments import DFlashTrainingArguments
 from .training_checks import (
     base_drafter,
     check_device,
+    check_losses,
     check_training,
     collator_for,
     numbered,
+    placed,
 )
 from .training_step import TrainingStep
 
@@ -59,7 +61,7 @@ class DFlashTrainer(Trainer):
 
     Raises:
         ValueError: The drafter was made for another target, would be trained in half precision,
-            or the data have no supervised token.
+            or the data have no supervised token, or texts beyond the known positions.
         TypeError: A data set has no length.
         NotImplementedError: What is asked for does not work on this device, or not when sharded.
     """
@@ -82,7 +84,7 @@ class DFlashTrainer(Trainer):
             logger.warning("Training on one of %d GPUs; `accelerate launch` uses all.", args.n_gpu)
             args._n_gpu = 1
         config = base_drafter(model).config
-        collator = kwargs.setdefault("data_collator", collator_for(config, args))
+        collator = kwargs.setdefault("data_collator", collator_for(config, args, target))
         kwargs.setdefault("compute_metrics", self._evaluation_metrics)
         super().__init__(
             model=model,
@@ -97,28 +99,18 @@ class DFlashTrainer(Trainer):
         # The loss is divided by the weight of the whole update, not by a mean over its parts.
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True
-        self.target = self._placed(target).eval().requires_grad_(False)
+        self.target = placed(target, args.device).eval().requires_grad_(False)
         self.step = TrainingStep(self.target, config, args)
         self.plan: MemoryPlan | None = None
         self.n_rows_without_block = 0  # of this process and call
         self._part: Path | None = None  # where a checkpoint is being written
+        self._batches: list[dict[str, Tensor]] = []  # of this update, and their losses so far
+        self._losses: list[Tensor] = []
         self.data_record: dict[str, Any] = {}  # for the log: where the rows are from
         self.ema: MovingAverage | None = None
         if args.ema_decay is not None:
-            self._start_average(args.ema_decay)
-
-    def _placed(self, target: Any) -> Any:
-        is_placed = hasattr(target, "hf_device_map") or getattr(target, "is_quantized", False)
-        return target if is_placed else target.to(self.args.device)
-
-    def _start_average(self, decay: float) -> None:
-        if self.is_fsdp_enabled:
-            raise NotImplementedError(
-                "`ema_decay` is not supported with FSDP, whose parameters are sharded. Leave it "
-                "out, or use DDP."
-            )
-        self.ema = MovingAverage(self.model, decay)
-        self.add_callback(EMACallback(self.ema))
+            self.ema = MovingAverage(self.model, args.ema_decay)
+            self.add_callback(EMACallback(self.ema))
 
     # ---- data and loss ----
 
@@ -150,6 +142,7 @@ class DFlashTrainer(Trainer):
         gamma = self.gamma_at(self.state.global_step)
         weights = [self.step.total_weight(batch["predicts"], gamma) for batch in batches]
         total = sum(weights, torch.zeros(())).to(device)
+        self._batches, self._losses = batches, []
         return batches, self.accelerator.gather(total[None]).sum()
 
     def _silence_repeats(self, batch: dict[str, Tensor]) -> None:
@@ -192,6 +185,14 @@ class DFlashTrainer(Trainer):
         chunk = self.args.logits_chunk_size or self.planned().logits_chunk_size
         result = self.step.losses(model, inputs, total, gamma, chunk)
         return (result.loss, result) if return_outputs else result.loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Of one batch; the last of an update refuses losses that are not finite."""
+        loss: Tensor = super().training_step(*args, **kwargs)
+        self._losses.append(loss)
+        if len(self._losses) == len(self._batches):
+            check_losses(self, self._losses, self._batches)
+        return loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log; training's logs also tell how many rows so far taught nothing, if any did."""
@@ -251,7 +252,7 @@ class DFlashTrainer(Trainer):
         """Train; a checkpoint is gone on with exactly, or refused.
 
         Raises:
-            ValueError: The checkpoint was written by a run with another configuration.
+            ValueError: The checkpoint is incomplete, or of a run with another configuration.
         """
         folder: Any = resume_from_checkpoint
         if folder is True and self._output_dir.is_dir():
@@ -262,6 +263,7 @@ class DFlashTrainer(Trainer):
                 self.ema.load(Path(folder))
             if self._is_finished(Path(folder)):
                 return TrainOutput(self.state.global_step, 0.0, {})
+            check_complete(Path(folder), shards=self.is_fsdp_enabled or self.is_deepspeed_enabled)
         self.planned()
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -289,7 +291,8 @@ class DFlashTrainer(Trainer):
             super()._load_from_checkpoint(*args, **kwargs)
 
     def _settings(self) -> dict[str, Any]:
-        return run_settings(self.step.config, self.args, self.train_dataset, self.target)
+        parts = (self.step.config, self.args, self.train_dataset, self.target)
+        return run_settings(*parts, self.model)
 
     def planned(self) -> MemoryPlan:
         """What a step takes of the memory; estimated and logged once."""

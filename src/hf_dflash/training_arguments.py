@@ -12,6 +12,15 @@ LOSSES = ("cross_entropy", "forward_kl", "total_variation")
 WEIGHTINGS = ("decay", "dpace")
 EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
+#: Options of transformers that a drafter's training would ignore or stumble over: name, the one
+#: value they may have, and why.
+_WITHOUT_EFFECT = (
+    ("label_smoothing_factor", 0.0, "the loss is the drafter's own, which smooths no labels"),
+    ("neftune_noise_alpha", None, "a drafter reads the embeddings of its frozen target"),
+    ("batch_eval_metrics", False, "acceptance is counted over all batches together"),
+    ("eval_do_concat_batches", True, "acceptance is counted over all batches together"),
+)
+
 
 @dataclass
 class DFlashTrainingArguments(TrainingArguments):
@@ -49,6 +58,8 @@ class DFlashTrainingArguments(TrainingArguments):
     remove_unused_columns: bool = field(default=False)
     # Every parameter of a drafter is used in every forward.
     ddp_find_unused_parameters: bool | None = field(default=False)
+    # With it, a loss that is not a number would be logged as 0.
+    logging_nan_inf_filter: bool = field(default=False)
     n_anchors: int = field(default=512, metadata={"help": "Most blocks a row and epoch."})
     random_anchors: bool = field(default=True, metadata={"help": "Draw anchors anew each epoch."})
     loss_type: str = field(
@@ -80,6 +91,12 @@ class DFlashTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         """Check the drafter's own arguments."""
         super().__post_init__()
+        for name, needed, reason in _WITHOUT_EFFECT:
+            if getattr(self, name) != needed:
+                raise ValueError(
+                    f"`{name}` must be {needed}, got {getattr(self, name)!r}: {reason}. Leave it "
+                    "out."
+                )
         self._check_choice("loss_type", LOSSES)
         self._check_choice("loss_weighting", WEIGHTINGS)
         self._check_choice("export_dtype", (None, *EXPORT_DTYPES))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .collator import DFlashCollator, EpochRows, read_row
 from .data import ChatRows
@@ -17,6 +18,8 @@ from .target import check_pair
 
 #: Rows whose tokens are all looked at before training; others may be made when they are asked for.
 READ_AT_ONCE = (list, tuple, ChatRows, RowFile)
+#: Rows whose length is looked at before the first step.
+_MOST_ROWS = 4096
 
 
 def base_drafter(model: Any) -> Any:
@@ -29,13 +32,16 @@ def is_compiled(config: Any) -> bool:
     return config._attn_implementation == "flex_attention"
 
 
-def collator_for(config: Any, args: Any) -> DFlashCollator:
+def collator_for(config: Any, args: Any, target: Any = None) -> DFlashCollator:
     """The collator of a run.
 
     Args:
         config: The drafter's.
         args: `DFlashTrainingArguments`.
+        target: The target; `None`: only the drafter limits how long a text is.
     """
+    configs = [config] if target is None else [config, target.config.get_text_config(decoder=True)]
+    limits = [limit for limit in map(_known_positions, configs) if limit is not None]
     return DFlashCollator(
         config.block_size,
         args.n_anchors,
@@ -43,8 +49,21 @@ def collator_for(config: Any, args: Any) -> DFlashCollator:
         random=args.random_anchors,
         mask_token_id=config.mask_token_id,
         vocab_size=config.vocab_size,
+        max_positions=min(limits, default=None),
         keeps_slots=is_compiled(config),
     )
+
+
+def _known_positions(config: Any) -> int | None:
+    """Longest text of a model: as stated, or as far as YaRN reaches, which some leave unstated."""
+    most = getattr(config, "max_position_embeddings", None)
+    if not isinstance(most, int) or most <= 0:  # XLNet has -1 for no limit, others nothing
+        return None
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "yarn":
+        return most
+    original = rope.get("original_max_position_embeddings") or most
+    return max(most, int(original * (rope.get("factor") or 1)))
 
 
 def check_training(model: Any, target: Any) -> None:
@@ -76,7 +95,7 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
         shards: Whether parameters are really sharded.
 
     Raises:
-        NotImplementedError: Flex attention or FSDP on CPUs.
+        NotImplementedError: Flex attention or FSDP on CPUs, or a moving average with FSDP.
         ValueError: FSDP has left the target's weights out of all processes but the first.
     """
     if is_compiled(config) and args.device.type == "cpu":
@@ -95,6 +114,51 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
         raise NotImplementedError(
             "`fsdp` shards nothing here: accelerate does so on accelerators only. Leave it out."
         )
+    if args.ema_decay is not None and shards:
+        raise NotImplementedError(
+            "`ema_decay` is not supported with FSDP, whose parameters are sharded. Leave it "
+            "out, or use DDP."
+        )
+
+
+def placed(target: Any, device: torch.device) -> Any:
+    """The target on the device that trains, unless it has been placed already."""
+    is_placed = hasattr(target, "hf_device_map") or getattr(target, "is_quantized", False)
+    return target if is_placed else target.to(device)
+
+
+def check_losses(trainer: Any, losses: Sequence[Tensor], batches: Sequence[Any]) -> None:
+    """Refuse an update whose loss is not finite, on all processes at once.
+
+    Args:
+        trainer: A `DFlashTrainer`.
+        losses: Of this process' batches.
+        batches: As many, of `DFlashCollator`; they are run again to tell whose fault it is.
+
+    Raises:
+        FloatingPointError: A loss of any process is infinite or not a number.
+    """
+    gather = trainer.accelerator.gather
+    if bool(gather(torch.stack(list(losses)).sum()[None]).isfinite().all()):
+        return
+    are_finite = [bool(_taps_of(trainer, batch).isfinite().all()) for batch in batches]
+    if bool(gather(torch.tensor([all(are_finite)], device=losses[0].device)).all()):
+        raise FloatingPointError(
+            f"The drafter's loss must be finite, but is not at step {trainer.state.global_step}; "
+            "the target's states are. Lower `learning_rate`, and use bf16=True rather than "
+            "fp16=True."
+        )
+    raise FloatingPointError(
+        f"The hidden states of `target` ({trainer.target.dtype}) must be finite, but are not at "
+        f"step {trainer.state.global_step}. A float16 target may overflow: load it in bfloat16 or "
+        "float32, and write cached taps anew. Otherwise its weights are broken."
+    )
+
+
+def _taps_of(trainer: Any, batch: Any) -> Tensor:
+    with torch.no_grad():
+        taps: Tensor = trainer.step.target_states(trainer._prepare_inputs(batch)).taps
+    return taps
 
 
 def _check_tokens(rows: Any, i: int, name: str, collator: DFlashCollator) -> None:
@@ -131,6 +195,23 @@ def check_rows(rows: EpochRows, name: str, collator: Any) -> None:
     )
 
 
+def check_lengths(rows: EpochRows, collator: Any) -> None:
+    """Look for texts that are too long, in rows spread evenly; batches are looked at one by one.
+
+    Raises:
+        ValueError: There is one.
+    """
+    most = getattr(collator, "max_positions", None)
+    if most is None:
+        return
+    columns = token_columns(rows)
+    n_read = min(len(rows), _MOST_ROWS)
+    for i in range(n_read):
+        row = columns[i * (len(rows) - 1) // max(1, n_read - 1)]
+        if len(row["input_ids"]) > most:
+            collator.check_positions(read_row(row))
+
+
 def numbered(rows: Any, name: str, collator: Any) -> Any:
     """`EpochRows` of a data set or of each of several, checked; `None` stays."""
     if rows is None or isinstance(rows, EpochRows):
@@ -139,6 +220,7 @@ def numbered(rows: Any, name: str, collator: Any) -> Any:
         return {key: numbered(part, f"{name}[{key!r}]", collator) for key, part in rows.items()}
     checked = EpochRows(rows)
     check_rows(checked, name, collator)
+    check_lengths(checked, collator)
     return checked
 
 

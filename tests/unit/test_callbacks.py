@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from hf_dflash.callbacks import DecodingCallback, prompts_of
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_checks import check_device
 from pairs import ScriptedDrafter
 from training_pairs import generated_rows, row_of, training_drafter, training_target
 
@@ -116,8 +117,9 @@ def test_no_prompts_are_refused(target: Any, tmp_path: Path) -> None:
     trainer.is_fsdp_enabled = True
     with pytest.raises(NotImplementedError, match="cannot decode with a sharded drafter"):
         DecodingCallback(trainer, [[1]])
+    arguments = DFlashTrainingArguments(output_dir=str(tmp_path), use_cpu=True, ema_decay=0.9)
     with pytest.raises(NotImplementedError, match="`ema_decay` is not supported with FSDP"):
-        trainer._start_average(0.9)
+        check_device(trainer.model.config, arguments, shards=True)
 
 
 def test_outputs_of_one_token_have_no_cycle_and_no_figure_but_plain_ones(

@@ -259,6 +259,9 @@ def test_a_resumed_run_reads_the_same_cache(
     digests = {kind: values.pop("rows_sha256") for kind, values in settings.items()}
     assert len(set(digests.values())) == 1
     assert [values.pop("taps_dtype") for values in settings.values()] == [None, *DTYPES[::3]]
+    # The layers of a target whose taps are cached may be there or not: they are no part of a run.
+    assert [kind for kind, values in settings.items() if "target_sha256" in values] == ["online"]
+    del settings["online"]["target_sha256"]
     assert settings["online"] == settings["bfloat16"] == settings["float8"]
 
 

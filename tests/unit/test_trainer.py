@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
 
 from hf_dflash import DFlashDraftModel
+from hf_dflash.checkpointing import check_complete
 from hf_dflash.losses import decay_weights
 from hf_dflash.model_card import check_card
-from hf_dflash.resuming import SETTINGS_NAME
+from hf_dflash.resuming import SETTINGS_NAME, target_digest
 from hf_dflash.target_states import run_target
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
@@ -428,6 +430,69 @@ def test_another_drafter_is_not_resumed(
         trainer.train(resume_from_checkpoint=str(checkpoint))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"attention_dropout": 0.5}, r"`attention_dropout` was 0\.0, is 0\.5"),
+        ({"intermediate_size": 96}, r"`intermediate_size` was \d+, is 96\."),
+        ({"attention_bias": True}, "`attention_bias` was False, is True"),
+    ],
+)
+def test_a_drafter_of_another_size_or_dropout_is_not_resumed(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path, overrides: Any, message: str
+) -> None:
+    drafter = training_drafter(target, **overrides)
+    trainer = trainer_of(target, rows, tmp_path / "again", drafter=drafter)
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_another_target_is_not_resumed_where_its_weights_are_at_hand(
+    rows: Any, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = training_target(seed=1)
+    trainer = trainer_of(other, rows, tmp_path / "again", max_steps=3)
+    with pytest.raises(ValueError, match=r"configuration: `target_sha256` was '.{64}', is '"):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    monkeypatch.setattr(other, "is_quantized", True, raising=False)
+    assert target_digest(other) is None
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 3
+
+
+def test_the_digest_of_a_target_follows_its_weights_and_needs_them(target: Any) -> None:
+    assert target_digest(target) == target_digest(training_target())
+    changed = training_target()
+    changed.model.norm.weight.data[0] += 1e-3
+    assert target_digest(changed) != target_digest(target)
+    assert target_digest(changed.to("meta")) is None
+
+
+# peft 0.21 asks by a name that transformers 5.24 has deprecated.
+@pytest.mark.filterwarnings("ignore:.*:FutureWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lora_alpha": 64}, r"'lora_alpha': 2.* is .*'lora_alpha': 64"),
+        ({"lora_dropout": 0.5}, r"'lora_dropout': 0\.0.* is .*'lora_dropout': 0\.5"),
+        ({"r": 4}, r"'r': 2.* is .*'r': 4"),
+        ({"target_modules": ["q_proj"]}, r"is .*'target_modules': \['q_proj'\]"),
+    ],
+)
+def test_other_adapters_are_not_resumed(
+    target: Any, rows: Any, tmp_path: Path, options: Any, message: str
+) -> None:
+    first = {"r": 2, "lora_alpha": 2, "target_modules": ["v_proj", "q_proj"]}
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    for step, settings in ((2, first), (3, first), (4, first | options)):
+        drafter = get_peft_model(training_drafter(target), LoraConfig(**settings))
+        trainer = trainer_of(target, rows, tmp_path, drafter=drafter, max_steps=step, **saves)
+        if step < 4:
+            trainer.train(resume_from_checkpoint=step == 3)
+    with pytest.raises(ValueError, match=f"`adapters` was .*{message}"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
 def test_a_checkpoint_of_something_else_is_not_resumed(
     target: Any, rows: Any, tmp_path: Path, checkpoint: Path
 ) -> None:
@@ -435,6 +500,36 @@ def test_a_checkpoint_of_something_else_is_not_resumed(
     trainer = trainer_of(target, rows, tmp_path / "again")
     with pytest.raises(ValueError, match="must be a checkpoint of DFlashTrainer, but"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_checkpoint_without_the_runs_state_is_not_resumed(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path, name: str
+) -> None:
+    (checkpoint / name).unlink()
+    trainer = trainer_of(target, rows, tmp_path / "again")
+    with pytest.raises(
+        ValueError, match=rf"must hold the whole state of the run, but .*{name[:9]}"
+    ):
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_weights_alone_are_not_resumed_but_may_be_a_finished_run(
+    target: Any, rows: Any, tmp_path: Path
+) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": True}
+    trainer_of(target, rows, tmp_path, **options).train()
+    trainer = trainer_of(target, rows, tmp_path, **options)
+    with pytest.raises(ValueError, match=r"no optimizer.pt, scheduler.pt, rng_state\*.pth \(was"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer.train(resume_from_checkpoint=True).global_step == 4
+
+
+def test_sharded_state_has_names_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "rng_state_1.pth").touch()
+    check_complete(tmp_path, shards=True)
+    with pytest.raises(ValueError, match=r"has no optimizer.pt, scheduler.pt \(was it written"):
+        check_complete(tmp_path, shards=False)
 
 
 def test_a_run_that_dies_while_saving_leaves_no_checkpoint(
@@ -751,6 +846,10 @@ def test_sharding_is_not_ignored_on_cpus(target: Any, tmp_path: Path) -> None:
             {"loss_weighting": "dpace", "loss_decay_gamma": 2.0},
             "`loss_decay_gamma` has no meaning with",
         ),
+        ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` must be 0.0, got 0.1: the los"),
+        ({"neftune_noise_alpha": 5.0}, "`neftune_noise_alpha` must be None, got 5.0: a drafter"),
+        ({"batch_eval_metrics": True}, "`batch_eval_metrics` must be False, got True"),
+        ({"eval_do_concat_batches": False}, "`eval_do_concat_batches` must be True, got False"),
     ],
 )
 def test_bad_arguments_are_refused(tmp_path: Path, options: Any, message: str) -> None:

@@ -1,92 +1,118 @@
-"""What is looked at before the first step."""
+"""What a run refuses before its first step, and in the middle of it."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import Dataset
 
-from hf_dflash.collator import DFlashCollator
-from hf_dflash.data import ChatRows
-from hf_dflash.loss_mask import EncodedRow
-from hf_dflash.row_file import open_rows
-from hf_dflash.training_checks import numbered
-from training_pairs import row_of
+from hf_dflash.trainer import DFlashTrainer
+from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_checks import collator_for, numbered
+from training_pairs import random_ids, row_of, training_drafter, training_target
 
-MASK, N_TOKENS = 50, 60
-COLLATOR = DFlashCollator(4, 6, mask_token_id=MASK, vocab_size=N_TOKENS)
-ROWS = [row_of([5, 6, 7, 8, 9]) for _ in range(4)]
+pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
 
-def rows_with(token: int) -> list[Any]:
-    return [*ROWS, row_of([5, 6, token, 8, 9])]
+@pytest.fixture
+def rows() -> list[Any]:
+    return [row_of(random_ids(20, seed)) for seed in range(6)]
 
 
-class MadeWhenAsked(Dataset[Any]):
-    """Rows that take time to make, as those of a tokenizer."""
-
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-        self.asked: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> Any:
-        self.asked.append(index)
-        return self.rows[index]
+def trainer_of(target: Any, rows: Any, folder: Path, **options: Any) -> DFlashTrainer:
+    defaults = {"max_steps": 3, "n_anchors": 6, "save_strategy": "no", "logging_steps": 1}
+    args = DFlashTrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        per_device_train_batch_size=1,
+        **{**defaults, **options},
+    )
+    return DFlashTrainer(training_drafter(target), target, args, rows)
 
 
-def as_file(rows: list[Any], folder: Path) -> Any:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return open_rows(path)
+# ---- losses and weights that are not finite ----
 
 
-KINDS: dict[str, Any] = {
-    "list": lambda rows, _: rows,
-    "tensors": lambda rows, _: [{k: torch.tensor(v) for k, v in row.items()} for row in rows],
-    "chats": lambda rows, _: ChatRows([EncodedRow(**row) for row in rows]),
-    "file": as_file,
-}
-
-
-@pytest.mark.parametrize(
-    ("token", "message"),
-    [
-        (MASK, f"`input_ids` must not hold the drafter's mask token {MASK}"),
-        (N_TOKENS, r"`input_ids` must be tokens of the target \(0..59\), got 60"),
-        (-1, r"`input_ids` must be tokens of the target \(0..59\), got -1"),
-    ],
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_bad_row_is_refused_before_training(
-    tmp_path: Path, kind: str, token: int, message: str
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_states_that_are_not_finite_end_the_run_before_an_update(
+    rows: Any, tmp_path: Path, value: float
 ) -> None:
-    bad = KINDS[kind](rows_with(token), tmp_path)
-    where = r"rows\.jsonl, line 5" if kind == "file" else r"train_dataset\[4\]"
-    with pytest.raises(ValueError, match=f"{where}: {message}"):
-        numbered(bad, "train_dataset", COLLATOR)
+    """Only token 94 has them: the first of the two batches of the second update."""
+    target = training_target()
+    target.model.embed_tokens.weight.data[94] = value
+    rows[2]["input_ids"][1] = 94
+    options = {"gradient_accumulation_steps": 2, "train_sampling_strategy": "sequential"}
+    trainer = trainer_of(target, rows, tmp_path, **options)
+    message = r"hidden states of `target` \(torch.float32\) must be finite, but are not at step 1"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
 
 
-def test_a_bad_row_of_one_evaluation_of_several_is_named() -> None:
-    slices = {"good": ROWS, "bad": rows_with(MASK)}
-    with pytest.raises(ValueError, match=r"eval_dataset\['bad'\]\[4\]: `input_ids` must not hold"):
-        numbered(slices, "eval_dataset", COLLATOR)
+def test_a_loss_that_is_not_finite_is_the_drafters_where_the_states_are(
+    rows: Any, tmp_path: Path
+) -> None:
+    trainer = trainer_of(training_target(), rows, tmp_path)
+    trainer.model.norm.weight.data[0] = float("nan")
+    message = r"The drafter's loss must be finite, but is not at step 0.*Lower `learning_rate`"
+    with pytest.raises(FloatingPointError, match=message):
+        trainer.train()
+    message = "weights must be finite to be exported in their own dtype, but norm.weight and 0 more"
+    with pytest.raises(ValueError, match=message):
+        trainer.save_model()
+    assert not (tmp_path / "model.safetensors").exists()
 
 
-def test_a_row_without_tokens_is_refused_before_training() -> None:
-    with pytest.raises(ValueError, match=r"train_dataset\[4\]: Every row must have `input_ids`"):
-        numbered([*ROWS, {"loss_mask": [1]}], "train_dataset", COLLATOR)
+def test_an_export_that_overflows_is_refused(rows: Any, tmp_path: Path) -> None:
+    trainer = trainer_of(training_target(), rows, tmp_path, export_dtype="float16")
+    trainer.model.norm.weight.data[0] = 1e6
+    with pytest.raises(ValueError, match="must be finite to be exported in float16, but norm"):
+        trainer.save_model()
 
 
-def test_rows_that_are_made_when_asked_are_not_all_made_first() -> None:
-    rows = MadeWhenAsked(rows_with(MASK))
-    checked = numbered(rows, "train_dataset", COLLATOR)
-    assert set(rows.asked) == {0}
-    with pytest.raises(ValueError, match="must not hold the drafter's mask token"):
-        COLLATOR([checked[4]])
+def test_a_loss_is_logged_as_it_is(tmp_path: Path) -> None:
+    args = DFlashTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert not args.logging_nan_inf_filter
+
+
+# ---- texts beyond the positions that are known ----
+
+TOO_LONG = "`input_ids` must be texts of at most 16 tokens, .* got one of 20.*--max-length 16"
+
+
+@pytest.mark.parametrize("limited", ["target", "drafter"])
+def test_rows_beyond_the_known_positions_are_refused(
+    rows: Any, tmp_path: Path, limited: str
+) -> None:
+    target = training_target()
+    drafter = training_drafter(target)
+    model = target if limited == "target" else drafter
+    model.config.max_position_embeddings = 16
+    args = DFlashTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    short = [row_of(random_ids(16, seed)) for seed in range(3)]
+    for data in ((rows, None), (short, rows), (short, {"part": [*short, rows[0]]})):
+        with pytest.raises(ValueError, match=TOO_LONG):
+            DFlashTrainer(drafter, target, args, *data)
+    trainer = DFlashTrainer(drafter, target, args, short)
+    with pytest.raises(ValueError, match=TOO_LONG):  # also a row that nobody has looked at before
+        trainer.data_collator([{**rows[0], "example_id": 0, "epoch": 0}])
+
+
+def test_what_counts_is_a_text_and_not_the_row_and_where_rotations_reach(rows: Any) -> None:
+    target = training_target()
+    target.config.max_position_embeddings = 16
+    config = training_drafter(target).config
+    args = SimpleNamespace(n_anchors=4, seed=0, random_anchors=True)
+    packed = {**rows[0], "document_ids": [1] * 12 + [2] * 8}
+    padded = {**rows[0], "attention_mask": [1] * 16 + [0] * 4}
+    checked = numbered([packed, padded], "train_dataset", collator_for(config, args, target))
+    assert len(checked) == 2
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    target.config.rope_parameters = {**target.config.rope_parameters, **yarn}
+    assert collator_for(config, args, target).max_positions == 64
+    target.config.max_position_embeddings = -1  # no limit
+    assert collator_for(config, args, target).max_positions == config.max_position_embeddings
