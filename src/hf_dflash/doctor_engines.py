@@ -33,8 +33,10 @@ def engine_findings(facts: Facts) -> Iterator[Finding]:
         _dflare,
         _taps,
         _mask,
+        _layer_types,
         _windows,
         _causality,
+        _anchor,
         _scales,
         _activation,
         _sglang_sizes,
@@ -124,12 +126,20 @@ def _mask(facts: Facts) -> Iterator[Finding]:
         yield from found(["vllm", "sglang", "llama.cpp"], FAULT, "mask_token_id", reason, remedy)
 
 
-def _windows(facts: Facts) -> Iterator[Finding]:
-    types, decoder = facts.layer_types, facts.decoder
-    n_layers = decoder.get("num_hidden_layers")
+def _layer_types(facts: Facts) -> Iterator[Finding]:
+    types, n_layers = facts.layer_types, facts.decoder.get("num_hidden_layers")
     if types and len(types) != n_layers:
         reason = f"`layer_types` has {len(types)} entries for {n_layers} layers"
         yield from found(["vllm", "sglang"], FAULT, "layer_types", reason, "One for each layer.")
+    unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
+    if unknown:
+        reason = f"`layer_types` has {unknown}: there are {FULL} and {SLIDING} only"
+        remedy = "Write the names in full."
+        yield from found(["vllm", "sglang"], FAULT, "layer_types", reason, remedy)
+
+
+def _windows(facts: Facts) -> Iterator[Finding]:
+    types, decoder = facts.layer_types, facts.decoder
     if facts.nested.get("use_swa") and SLIDING not in types:
         reason = "`use_swa` is ignored: SGLang runs every layer with full attention"
         remedy = "Write the windows as `layer_types`: `hf-dflash convert PATH OUT --to zlab`."
@@ -165,6 +175,13 @@ def _causality(facts: Facts) -> Iterator[Finding]:
     if own is None and nested is not None and defaults != {bool(nested)}:
         reason = f"SGLang ignores `dflash_config.causal` ({nested}) and goes by `layer_types`"
         yield from found(["sglang"], FAULT, "is_causal", reason, remedy)
+
+
+def _anchor(facts: Facts) -> Iterator[Finding]:
+    if facts.kind != "speculators" and facts.lookup("sample_from_anchor"):
+        reason = "`sample_from_anchor` is true: vLLM stops, as the anchor's slot would predict too"
+        remedy = "Use a drafter trained without it."
+        yield from found(["vllm"], FAULT, "sample_from_anchor", reason, remedy)
 
 
 def _scales(facts: Facts) -> Iterator[Finding]:

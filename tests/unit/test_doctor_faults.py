@@ -26,6 +26,13 @@ from planted import (
     truncate,
 )
 
+
+def unreadable_and_incomplete(folder):
+    folders.edit_config(ours(folder), block_size="8", dflash_config={**NESTED, "block_size": "8"})
+    names = ("norm.weight", "layers.1.mlp.up_proj.weight")
+    folders.edit_tensors(folder, lambda content: [content.pop(name) for name in names])
+
+
 FAULTS = [
     # files
     ("truncated weights", truncate, ENGINES[2:5], "weights", "truncated or is not a safetensors"),
@@ -91,6 +98,13 @@ FAULTS = [
         ["vllm", "sglang"],
         "sliding_window",
         "`sliding_window` is missing",
+    ),
+    (
+        "layer types unknown",
+        config(layer_types=["full", FULL]),
+        ["vllm", "sglang"],
+        "layer_types",
+        r"\['full'\]: there are full_attention and",
     ),
     ("a type too few", config(layer_types=[FULL]), ["vllm", "sglang"], "layer_types", "1 entries"),
     ("swa of ModelOpt", published(folders.modelopt), ["sglang"], "use_swa", "full attention"),
@@ -182,6 +196,22 @@ FAULTS = [
     ("activation", config(hidden_act="gelu"), ["vllm", "sglang"], "hidden_act", "silu only"),
     ("scaled rows", config(input_embedding_scale=8.0), ["vllm"], "input_embed", "unscaled rows"),
     ("wide taps", config(target_hidden_size=48), ["sglang"], "target_hidden", "is not read"),
+    # what this package cannot read is not said to load elsewhere
+    (
+        "unreadable, tensors missing",
+        unreadable_and_incomplete,
+        ["vllm", "sglang", "llama.cpp"],
+        "config.json",
+        r"could not be compared: `block_size` must be an integer, got '8'",
+    ),
+    ("anchor", config(sample_from_anchor=True), ["vllm"], "sample_from", "vLLM stops"),
+    (
+        "anchor, in SGLang",
+        config(sample_from_anchor=True),
+        ["sglang"],
+        "config",
+        "could not be compared: `sample_from_anchor` = True",
+    ),
     # block size
     ("block sizes differ", config(block_size=16), ["sglang", "llama.cpp"], "block_size", "16 at"),
     (
