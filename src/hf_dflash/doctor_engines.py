@@ -159,6 +159,11 @@ def _windows(facts: Facts) -> Iterator[Finding]:
             yield from found(
                 ["vllm"], FAULT, "sliding_window", f"sliding layers, but {why}", remedy
             )
+    other = facts.nested.get("swa_window_size")
+    if None not in (window, other) and window != other:
+        reason = f"SGLang takes `sliding_window` ({window}), not `swa_window_size` ({other})"
+        same = "Write the window the drafter was trained with in both places."
+        yield from found(["sglang"], FAULT, "sliding_window", reason, same)
     if FULL in types:
         reason = "sliding and full layers: only the V2 model runner takes both"
         remedy = "It is the default; do not set VLLM_USE_V2_MODEL_RUNNER=0."

@@ -100,6 +100,16 @@ FAULTS = [
         "`sliding_window` is missing",
     ),
     (
+        "two windows",
+        config(
+            **{"layer_types": [SLIDING] * 2, "sliding_window": 128, "use_sliding_window": True},
+            dflash_config={**NESTED, "use_swa": True, "swa_window_size": 64},
+        ),
+        ["sglang"],
+        "sliding_window",
+        r"takes `sliding_window` \(128\), not `swa_window_size` \(64\)",
+    ),
+    (
         "layer types unknown",
         config(layer_types=["full", FULL]),
         ["vllm", "sglang"],
