@@ -222,6 +222,22 @@ FAULTS = [
         "config",
         "could not be compared: `sample_from_anchor` = True",
     ),
+    ("a size in words", config(hidden_size="32"), ["hf-dflash", "vllm"], "config", "`hidden_size`"),
+    (
+        "taps in words",
+        nested(target_layer_ids="1,8"),
+        ["vllm", "sglang"],
+        "target_layer_ids",
+        "`target_layer_ids` must be a list of layers, got '1,8'",
+    ),
+    (
+        "ids in words",
+        config(eagle_aux_hidden_state_layer_ids="2,9"),
+        ["vllm"],
+        "eagle_aux",
+        "must be a list of layers, got '2,9'",
+    ),
+    ("types in words", config(layer_types=FULL), ["hf-dflash", "sglang"], "config", "list of na"),
     # block size
     ("block sizes differ", config(block_size=16), ["sglang", "llama.cpp"], "block_size", "16 at"),
     (
@@ -271,6 +287,34 @@ FAULTS = [
         ["speculators"],
         "config",
         "must list",
+    ),
+    (
+        "ids in words, speculators",
+        speculators(aux_hidden_state_layer_ids=["1"]),
+        ["speculators", "vllm"],
+        "config",
+        r"must list the target's layers, each \+ 1, got \['1'\]",
+    ),
+    (
+        "proposals in words",
+        speculators(
+            speculators_config={"proposal_methods": "greedy", "verifier": {"name_or_path": "org/t"}}
+        ),
+        ["speculators", "vllm"],
+        "speculators_config",
+        "must name `speculative_tokens`",
+    ),
+    (
+        "a verifier in words",
+        speculators(
+            speculators_config={
+                "proposal_methods": [{"speculative_tokens": 7}],
+                "verifier": "org/t",
+            }
+        ),
+        ["speculators", "vllm"],
+        "speculators_config",
+        "`verifier.name_or_path`",
     ),
     ("no maps", speculators(draft_vocab_size=8), ["speculators", "vllm"], "d2t", "8 rows"),
     # transformers' own class
