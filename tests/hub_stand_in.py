@@ -235,9 +235,11 @@ class HubStandIn:
         return 200, answer
 
     def _info(self, repo: str, **_: Any) -> tuple[Any, ...]:
-        files = self.repositories[repo].branches["main"]
+        repository = self.repositories[repo]
+        files = repository.branches["main"]
         siblings = [{"rfilename": name} for name in files]
-        return 200, {"id": repo, "sha": commit_of(files), "siblings": siblings, "tags": []}
+        answer = {"id": repo, "private": repository.private, "sha": commit_of(files)}
+        return 200, {**answer, "siblings": siblings, "tags": []}
 
     def _is_there(self, **_: Any) -> tuple[Any, ...]:
         return 200, {}

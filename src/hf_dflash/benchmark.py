@@ -219,6 +219,10 @@ class Benchmark:
         # The target's own distribution at that temperature, as in the papers: nothing else of
         # what the model's generation config may ask for.
         own = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+        # Only where they are asked for: a processor that changes nothing would cost time as well.
+        others = ("min_p", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size")
+        asked = self.models.target.generation_config
+        own |= {name: 0 for name in others if getattr(asked, name, None)}
         cut = own if temperature else {"top_k": 50, "top_p": 1.0}
         return {"do_sample": temperature > 0, "temperature": temperature or 1.0, **cut}
 

@@ -19,6 +19,7 @@ from .geometry_dflash import (
     target_fields,
 )
 from .rope_dflash import checked_rope
+from .values_dflash import check_dtype, check_int, plain_field_errors
 
 #: Where the two classes are in a published folder.
 AUTO_MAP = {
@@ -99,7 +100,10 @@ class DFlashConfig(Qwen3Config):
         _check_layers(fields["layer_types"], fields["sliding_window"], n_layers)
         for key, value in drafter.items():
             setattr(self, key, list(value) if isinstance(value, tuple | list) else value)
-        super().__init__(**fields)
+        for key in ("dtype", "torch_dtype"):
+            check_dtype(key, fields.get(key))
+        with plain_field_errors():
+            super().__init__(**fields)
         # There is no embedding and no head in a drafter that could be tied.
         self.tie_word_embeddings = False
         if self.target_hidden_size is None:
@@ -281,26 +285,13 @@ def _check_given(config: DFlashConfig) -> None:
     _check_scales(config)
     checked_rope(dict(config.rope_parameters or {}))
     if config.mask_token_id is not None:
-        _check_int("mask_token_id", config.mask_token_id, 0, config.vocab_size - 1)
+        check_int("mask_token_id", config.mask_token_id, 0, config.vocab_size - 1)
     if config.is_causal not in (None, True, False):
         raise TypeError(f"`is_causal` must be true, false or null, got {config.is_causal!r}.")
 
 
-def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an integer, got {value!r}.")
-    if value < low or (high is not None and value > high):
-        hint = (
-            f" It is a row of the target's embedding, so it stays below `vocab_size` ({high + 1})."
-            if name == "mask_token_id" and high is not None
-            else ""
-        )
-        bound = f"at least {low}" if high is None else f"in [{low}, {high}]"
-        raise ValueError(f"`{name}` must be {bound}, got {value}.{hint}")
-
-
 def _check_layers(layer_types: list[str], window: int | None, num_layers: int) -> None:
-    _check_int("num_hidden_layers", num_layers, 1)
+    check_int("num_hidden_layers", num_layers, 1)
     if len(layer_types) != num_layers:
         raise ValueError(
             f"`layer_types` must have one entry for each of the {num_layers} draft layers, got "
@@ -314,7 +305,7 @@ def _check_layers(layer_types: list[str], window: int | None, num_layers: int) -
                 "`sliding_window` is missing: `layer_types` lists sliding_attention layers. Give "
                 "the number of tokens they see, or make every layer full_attention."
             )
-        _check_int("sliding_window", window, 1)
+        check_int("sliding_window", window, 1)
 
 
 def _check_sizes(config: DFlashConfig) -> None:
@@ -330,10 +321,10 @@ def _check_sizes(config: DFlashConfig) -> None:
         "max_position_embeddings",
     )
     for name in names:
-        _check_int(name, getattr(config, name), 1)
-    _check_int("block_size", config.block_size, 2)
+        check_int(name, getattr(config, name), 1)
+    check_int("block_size", config.block_size, 2)
     if config.num_target_layers is not None:
-        _check_int("num_target_layers", config.num_target_layers, 1)
+        check_int("num_target_layers", config.num_target_layers, 1)
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     if heads % (kv_heads or heads):
         raise ValueError(

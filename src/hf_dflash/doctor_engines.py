@@ -13,6 +13,7 @@ from typing import Any
 from .doctor_facts import FAULT, WARNING, Facts, Finding
 from .doctor_rules import found
 from .geometry_dflash import default_target_layer_ids
+from .speculators_format import is_list_of_ids
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 VLLM_ARCHITECTURES = (
@@ -33,8 +34,10 @@ def engine_findings(facts: Facts) -> Iterator[Finding]:
         _dflare,
         _taps,
         _mask,
+        _layer_types,
         _windows,
         _causality,
+        _anchor,
         _scales,
         _activation,
         _sglang_sizes,
@@ -81,6 +84,11 @@ def _taps(facts: Facts) -> Iterator[Finding]:
         return
     taps, aux = facts.lookup("target_layer_ids"), facts.raw.get("eagle_aux_hidden_state_layer_ids")
     remedy = "Write `target_layer_ids`, the 0-based layers the drafter was trained with."
+    for name, value in (("target_layer_ids", taps), ("eagle_aux_hidden_state_layer_ids", aux)):
+        if value and not is_list_of_ids(value):
+            reason = f"`{name}` must be a list of layers, got {value!r}"
+            yield from found(["vllm", "sglang", "llama.cpp"], FAULT, name, reason, remedy)
+            return
     if not taps and not aux:
         reason = "no taps are written: vLLM takes EAGLE-3's three, and `fc` does not fit"
         yield from found(["vllm"], FAULT, "target_layer_ids", reason, remedy)
@@ -124,12 +132,20 @@ def _mask(facts: Facts) -> Iterator[Finding]:
         yield from found(["vllm", "sglang", "llama.cpp"], FAULT, "mask_token_id", reason, remedy)
 
 
-def _windows(facts: Facts) -> Iterator[Finding]:
-    types, decoder = facts.layer_types, facts.decoder
-    n_layers = decoder.get("num_hidden_layers")
+def _layer_types(facts: Facts) -> Iterator[Finding]:
+    types, n_layers = facts.layer_types, facts.decoder.get("num_hidden_layers")
     if types and len(types) != n_layers:
         reason = f"`layer_types` has {len(types)} entries for {n_layers} layers"
         yield from found(["vllm", "sglang"], FAULT, "layer_types", reason, "One for each layer.")
+    unknown = [kind for kind in types if kind not in (FULL, SLIDING)]
+    if unknown:
+        reason = f"`layer_types` has {unknown}: there are {FULL} and {SLIDING} only"
+        remedy = "Write the names in full."
+        yield from found(["vllm", "sglang"], FAULT, "layer_types", reason, remedy)
+
+
+def _windows(facts: Facts) -> Iterator[Finding]:
+    types, decoder = facts.layer_types, facts.decoder
     if facts.nested.get("use_swa") and SLIDING not in types:
         reason = "`use_swa` is ignored: SGLang runs every layer with full attention"
         remedy = "Write the windows as `layer_types`: `hf-dflash convert PATH OUT --to zlab`."
@@ -149,6 +165,11 @@ def _windows(facts: Facts) -> Iterator[Finding]:
             yield from found(
                 ["vllm"], FAULT, "sliding_window", f"sliding layers, but {why}", remedy
             )
+    other = facts.nested.get("swa_window_size")
+    if None not in (window, other) and window != other:
+        reason = f"SGLang takes `sliding_window` ({window}), not `swa_window_size` ({other})"
+        same = "Write the window the drafter was trained with in both places."
+        yield from found(["sglang"], FAULT, "sliding_window", reason, same)
     if FULL in types:
         reason = "sliding and full layers: only the V2 model runner takes both"
         remedy = "It is the default; do not set VLLM_USE_V2_MODEL_RUNNER=0."
@@ -165,6 +186,13 @@ def _causality(facts: Facts) -> Iterator[Finding]:
     if own is None and nested is not None and defaults != {bool(nested)}:
         reason = f"SGLang ignores `dflash_config.causal` ({nested}) and goes by `layer_types`"
         yield from found(["sglang"], FAULT, "is_causal", reason, remedy)
+
+
+def _anchor(facts: Facts) -> Iterator[Finding]:
+    if facts.kind != "speculators" and facts.lookup("sample_from_anchor"):
+        reason = "`sample_from_anchor` is true: vLLM stops, as the anchor's slot would predict too"
+        remedy = "Use a drafter trained without it."
+        yield from found(["vllm"], FAULT, "sample_from_anchor", reason, remedy)
 
 
 def _scales(facts: Facts) -> Iterator[Finding]:
@@ -215,7 +243,7 @@ def _vllm_speculators(facts: Facts) -> Iterator[Finding]:
         yield from found(["vllm"], FAULT, "sliding_window_non_causal", reason, remedy)
     proposal, verifier = _speculators_section(facts)
     tokens, block_size = proposal.get("speculative_tokens"), facts.raw.get("block_size")
-    if tokens is None or verifier.get("name_or_path") is None:
+    if not isinstance(tokens, int) or verifier.get("name_or_path") is None:
         reason = "`speculators_config` must name `speculative_tokens` and `verifier.name_or_path`"
         remedy = "Convert anew: `hf-dflash convert PATH OUT --to speculators --target TARGET`."
         yield from found(["vllm", "speculators"], FAULT, "speculators_config", reason, remedy)
@@ -230,10 +258,14 @@ def _vllm_speculators(facts: Facts) -> Iterator[Finding]:
 
 def _speculators_section(facts: Facts) -> tuple[dict[str, Any], dict[str, Any]]:
     """The first proposal and the verifier, empty where the config has none."""
-    section = facts.raw.get("speculators_config")
-    section = section if isinstance(section, dict) else {}
-    methods = section.get("proposal_methods") or [{}]
-    return dict(methods[0]), dict(section.get("verifier") or {})
+    section = _object(facts.raw.get("speculators_config"))
+    methods = section.get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    return _object(first), _object(section.get("verifier"))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _speculators(facts: Facts) -> Iterator[Finding]:
@@ -306,7 +338,7 @@ def _remote_code(facts: Facts) -> Iterator[Finding]:
 
 def _modules(facts: Facts) -> set[str]:
     """The modules of the folder that `auto_map` names; "org/name--x" is code of a repository."""
-    names = [str(name) for name in (facts.raw.get("auto_map") or {}).values() if name]
+    names = [str(name) for name in _object(facts.raw.get("auto_map")).values() if name]
     return {name.partition(".")[0] for name in names if "--" not in name}
 
 

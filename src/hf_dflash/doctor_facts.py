@@ -84,7 +84,8 @@ class Facts:
     @property
     def layer_types(self) -> list[str]:
         """Empty if the config has no list."""
-        return list(self.decoder.get("layer_types") or ())
+        types = self.decoder.get("layer_types")
+        return list(types) if isinstance(types, list) else []
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Shape of a tensor, or None if there is none of that name."""

@@ -41,15 +41,8 @@ def shared_findings(facts: Facts) -> Iterator[Finding]:
         yield from found(
             ENGINES, FAULT, "weights", facts.weights_problem, "Save or download them again."
         )
-    if facts.config_problem is not None:
-        yield from found(
-            ours(facts),
-            FAULT,
-            "config.json",
-            facts.config_problem,
-            "Correct config.json as it says.",
-        )
     for rule in (
+        _unreadable,
         _tensors_and_config,
         _names,
         _dtypes,
@@ -60,6 +53,17 @@ def shared_findings(facts: Facts) -> Iterator[Finding]:
         _pair,
     ):
         yield from rule(facts)
+
+
+def _unreadable(facts: Facts) -> Iterator[Finding]:
+    """A config that nothing can be held against: no engine may be said to load the folder."""
+    problem, remedy = facts.config_problem, "Correct config.json as it says."
+    if problem is None:
+        return
+    yield from found(ours(facts), FAULT, "config.json", problem, remedy)
+    if facts.kind != "speculators":  # whose own engines are told by their own rule
+        reason = f"tensors and pair could not be compared: {problem}"
+        yield from found(but(*ours(facts)), FAULT, "config.json", reason, remedy)
 
 
 def _tensors_and_config(facts: Facts) -> Iterator[Finding]:

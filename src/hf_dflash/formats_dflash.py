@@ -12,6 +12,7 @@ from typing import Any
 from transformers import GenerationConfig, Qwen3Config
 
 from .rope_dflash import read_rope
+from .values_dflash import check_names
 
 #: Class names that mean "DFlash body, nothing added" (z-lab, AngelSlim, NeMo Automodel).
 DFLASH_ARCHITECTURES = ("DFlashDraftModel", "QwenDFlashDraftModel", "Qwen3DFlashDraftModel")
@@ -146,6 +147,7 @@ def detect_format(config: Mapping[str, Any], tensor_names: Iterable[str] = ()) -
     """
     names = list(tensor_names)
     nested = nested_section(config)
+    check_names("architectures", config.get("architectures"))
     architectures = " ".join(config.get("architectures") or ())
     model_type = config.get("model_type")
 
@@ -292,6 +294,7 @@ def _read_attention(raw: dict[str, Any], nested: dict[str, Any]) -> dict[str, An
     if not isinstance(num_layers, int):
         raise TypeError(f"`num_hidden_layers` must be an integer, got {num_layers!r}.")
     layer_types = raw.pop("layer_types", None)
+    check_names("layer_types", layer_types)
     window = raw.pop("sliding_window", None)
     use_window = raw.pop("use_sliding_window", None)
     use_swa = nested.pop("use_swa", None)

@@ -198,7 +198,8 @@ def push_folder(
     Args:
         folder: Of the drafter.
         repo_id: "organisation/name", or "name" for your own account; made if it is not there.
-        private: Whether a new repository is; `None`: as your account has it.
+        private: Whether a new repository is; `None`: as your account has it. With true, nothing is
+            sent to a public one that is there already.
         revision: Branch, made if it is not there; or "refs/pr/N" for an open pull request.
         create_pr: Propose the files as a pull request.
         commit_message: Of the commit; "Upload drafter" by default.
@@ -269,7 +270,14 @@ def _repository(api: HfApi, push: _Push, private: bool | None) -> RepoUrl:
         # Without the right to make one, writing into one that is there may be allowed.
         if error.response is None or error.response.status_code not in (403, 409):
             raise
-        return api.create_repo(push.repo_id, private=private, exist_ok=True)
+        repo = api.create_repo(push.repo_id, private=private, exist_ok=True)
+        if private and not api.model_info(repo.repo_id).private:
+            raise ValueError(
+                f"`private` is on (--private), but {repo.repo_id} is there already and is public. "
+                f"Make it private first: `hf repos settings {repo.repo_id} --private`; or leave "
+                f"`private` out. {push.state}."
+            ) from error
+        return repo
     push.repo_id, push.made_repository = repo.repo_id, True
     return repo
 

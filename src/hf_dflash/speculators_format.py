@@ -107,8 +107,13 @@ def _decoder_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def is_list_of_ids(value: Any) -> bool:
+    """Whether it is a list of integers, as ids of layers are."""
+    return isinstance(value, list) and all(type(index) is int for index in value)
+
+
 def _zero_based(layer_ids: Any) -> list[int]:
-    if not isinstance(layer_ids, list) or not layer_ids:
+    if not is_list_of_ids(layer_ids) or not layer_ids:
         raise ValueError(
             "`aux_hidden_state_layer_ids` must list the target's layers, each + 1, got "
             f"{layer_ids!r}. They cannot be guessed for a trained drafter."

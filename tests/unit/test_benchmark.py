@@ -280,7 +280,9 @@ def test_sampling_is_from_the_target_s_own_distribution() -> None:
     models = bench_models()
     bench = benchmark(models, methods=["plain", "dflash"], temperature=1.0)
     before = [run.token_ids for run in bench.run_prompt("set", 0, PROMPT)]
-    for name, value in (("repetition_penalty", 1.8), ("top_k", 1), ("typical_p", 0.1)):
+    asked = {"repetition_penalty": 1.8, "top_k": 1, "typical_p": 0.1, "min_p": 0.9}
+    asked |= {"epsilon_cutoff": 0.5, "eta_cutoff": 0.5, "no_repeat_ngram_size": 1}
+    for name, value in asked.items():
         setattr(models.target.generation_config, name, value)
     assert [run.token_ids for run in bench.run_prompt("set", 0, PROMPT)] == before
 

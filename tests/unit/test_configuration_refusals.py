@@ -4,6 +4,7 @@ import pytest
 
 from drafter_configs import MIXED, SIZES, TIES, config, zlab
 from hf_dflash import DFlashConfig
+from hf_dflash.values_dflash import plain_field_errors
 
 
 @pytest.mark.parametrize("key", ["mask_token_id", "target_layer_ids"])
@@ -70,6 +71,48 @@ def test_a_drafter_without_mask_token_or_taps_is_refused(key, tmp_path):
 def test_values_out_of_range_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         config(**fields)
+
+
+WRONG_KINDS = ("1,8", 1.5, [1], {"a": 1}, True)
+WIDTHS = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+
+
+@pytest.mark.parametrize("value", WRONG_KINDS, ids=str)
+@pytest.mark.parametrize("key", [*WIDTHS, "block_size", "mask_token_id", "num_hidden_layers"])
+def test_a_size_of_the_wrong_kind_is_named(key, value):
+    with pytest.raises(TypeError, match=f"`{key}` (must be an integer|is of the wrong kind: )"):
+        DFlashConfig.from_dict({**zlab(), "dflash_config": TIES, key: value} | _nested(key, value))
+
+
+def _nested(key, value):
+    return {"dflash_config": {**TIES, key: value}} if key in ("block_size", *TIES) else {}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rms_norm_eps", "1e-6", "is of the wrong kind: expected float, got str .*config.json"),
+        ("use_cache", "no", "is of the wrong kind: expected bool"),
+        ("hidden_act", [1], "is of the wrong kind: expected str"),
+        ("architectures", 3, "must be a list of names, got 3"),
+        ("architectures", [1], r"must be a list of names, got \[1\]"),
+        ("layer_types", 3, "must be a list of names, got 3"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_named(key, value, message):
+    with pytest.raises(TypeError, match=f"`{key}` {message}"):
+        DFlashConfig.from_dict({**zlab(), key: value})
+
+
+@pytest.mark.parametrize("value", ["1,8", "float99", [1], "nn"])
+def test_a_dtype_that_torch_does_not_have_is_refused(value):
+    with pytest.raises(ValueError, match=r"`(torch_)?dtype` must be a dtype of torch such as"):
+        DFlashConfig.from_dict({**zlab(), "dtype": value, "torch_dtype": value})
+
+
+def test_an_error_that_is_not_of_a_field_stays_itself():
+    with pytest.raises(RuntimeError, match="else"), plain_field_errors():
+        raise RuntimeError("else")
 
 
 def test_an_odd_head_is_refused():

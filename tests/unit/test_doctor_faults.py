@@ -26,6 +26,13 @@ from planted import (
     truncate,
 )
 
+
+def unreadable_and_incomplete(folder):
+    folders.edit_config(ours(folder), block_size="8", dflash_config={**NESTED, "block_size": "8"})
+    names = ("norm.weight", "layers.1.mlp.up_proj.weight")
+    folders.edit_tensors(folder, lambda content: [content.pop(name) for name in names])
+
+
 FAULTS = [
     # files
     ("truncated weights", truncate, ENGINES[2:5], "weights", "truncated or is not a safetensors"),
@@ -91,6 +98,23 @@ FAULTS = [
         ["vllm", "sglang"],
         "sliding_window",
         "`sliding_window` is missing",
+    ),
+    (
+        "two windows",
+        config(
+            **{"layer_types": [SLIDING] * 2, "sliding_window": 128, "use_sliding_window": True},
+            dflash_config={**NESTED, "use_swa": True, "swa_window_size": 64},
+        ),
+        ["sglang"],
+        "sliding_window",
+        r"takes `sliding_window` \(128\), not `swa_window_size` \(64\)",
+    ),
+    (
+        "layer types unknown",
+        config(layer_types=["full", FULL]),
+        ["vllm", "sglang"],
+        "layer_types",
+        r"\['full'\]: there are full_attention and",
     ),
     ("a type too few", config(layer_types=[FULL]), ["vllm", "sglang"], "layer_types", "1 entries"),
     ("swa of ModelOpt", published(folders.modelopt), ["sglang"], "use_swa", "full attention"),
@@ -182,6 +206,38 @@ FAULTS = [
     ("activation", config(hidden_act="gelu"), ["vllm", "sglang"], "hidden_act", "silu only"),
     ("scaled rows", config(input_embedding_scale=8.0), ["vllm"], "input_embed", "unscaled rows"),
     ("wide taps", config(target_hidden_size=48), ["sglang"], "target_hidden", "is not read"),
+    # what this package cannot read is not said to load elsewhere
+    (
+        "unreadable, tensors missing",
+        unreadable_and_incomplete,
+        ["vllm", "sglang", "llama.cpp"],
+        "config.json",
+        r"could not be compared: `block_size` must be an integer, got '8'",
+    ),
+    ("anchor", config(sample_from_anchor=True), ["vllm"], "sample_from", "vLLM stops"),
+    (
+        "anchor, in SGLang",
+        config(sample_from_anchor=True),
+        ["sglang"],
+        "config",
+        "could not be compared: `sample_from_anchor` = True",
+    ),
+    ("a size in words", config(hidden_size="32"), ["hf-dflash", "vllm"], "config", "`hidden_size`"),
+    (
+        "taps in words",
+        nested(target_layer_ids="1,8"),
+        ["vllm", "sglang"],
+        "target_layer_ids",
+        "`target_layer_ids` must be a list of layers, got '1,8'",
+    ),
+    (
+        "ids in words",
+        config(eagle_aux_hidden_state_layer_ids="2,9"),
+        ["vllm"],
+        "eagle_aux",
+        "must be a list of layers, got '2,9'",
+    ),
+    ("types in words", config(layer_types=FULL), ["hf-dflash", "sglang"], "config", "list of na"),
     # block size
     ("block sizes differ", config(block_size=16), ["sglang", "llama.cpp"], "block_size", "16 at"),
     (
@@ -231,6 +287,34 @@ FAULTS = [
         ["speculators"],
         "config",
         "must list",
+    ),
+    (
+        "ids in words, speculators",
+        speculators(aux_hidden_state_layer_ids=["1"]),
+        ["speculators", "vllm"],
+        "config",
+        r"must list the target's layers, each \+ 1, got \['1'\]",
+    ),
+    (
+        "proposals in words",
+        speculators(
+            speculators_config={"proposal_methods": "greedy", "verifier": {"name_or_path": "org/t"}}
+        ),
+        ["speculators", "vllm"],
+        "speculators_config",
+        "must name `speculative_tokens`",
+    ),
+    (
+        "a verifier in words",
+        speculators(
+            speculators_config={
+                "proposal_methods": [{"speculative_tokens": 7}],
+                "verifier": "org/t",
+            }
+        ),
+        ["speculators", "vllm"],
+        "speculators_config",
+        "`verifier.name_or_path`",
     ),
     ("no maps", speculators(draft_vocab_size=8), ["speculators", "vllm"], "d2t", "8 rows"),
     # transformers' own class

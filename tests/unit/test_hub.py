@@ -25,7 +25,7 @@ from hf_dflash.doctor import LOADS, examine
 from hf_dflash.hub import FolderContents, check_folder, folder_contents, push_folder
 from hf_dflash.model_card import CardOptions, check_card, write_card
 from hf_dflash.publish_commands import size_text
-from hub_stand_in import TOKEN, HubStandIn
+from hub_stand_in import TOKEN, HubStandIn, Refusal, Repository
 from pairs import random_drafter, tiny_target
 from published_folders import angelslim, flat, modelopt, native, zlab
 
@@ -346,6 +346,23 @@ def test_a_branch_is_made_and_a_message_kept(folder: Path, client: HubStandIn) -
     assert set(repository.branches["b16"]) == names_of(folder)
     assert repository.messages == ["Better drafts"]
     assert not repository.private
+
+
+def test_a_public_repository_gets_nothing_that_was_to_be_private(
+    folder: Path, client: HubStandIn
+) -> None:
+    client.repositories["someone/drafter"] = Repository(private=False)
+    for refusal in ([], [Refusal("POST /api/repos/create", 403, times=1)]):
+        client.refusals = refusal
+        with pytest.raises(
+            ValueError,
+            match=r"`private` is on .* is public.*hf repos settings someone/drafter --pr",
+        ):
+            push(folder, private=True)
+    assert client.files("someone/drafter") == {}
+    client.repositories["someone/drafter"].private = True
+    push(folder, private=True)
+    assert set(client.files("someone/drafter")) == names_of(folder)
 
 
 def test_a_pull_request_leaves_the_main_branch_alone(folder: Path, client: HubStandIn) -> None:

@@ -24,9 +24,15 @@ MODULES = sorted(path.stem for path in PACKAGE.glob("*.py") if path.stem != "__i
 #: here: published drafters carry it, and run it where this package is not installed.
 TRAVELS = {
     "rope_dflash": set(),
+    "values_dflash": set(),
     "geometry_dflash": {"rope_dflash"},
-    "formats_dflash": {"rope_dflash"},
-    "configuration_dflash": {"formats_dflash", "geometry_dflash", "rope_dflash"},
+    "formats_dflash": {"rope_dflash", "values_dflash"},
+    "configuration_dflash": {
+        "formats_dflash",
+        "geometry_dflash",
+        "rope_dflash",
+        "values_dflash",
+    },
     "checkpoint_dflash": {"formats_dflash"},
     "verification": set(),
     "few_rows": set(),
