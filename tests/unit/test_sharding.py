@@ -36,7 +36,7 @@ def test_several_processes_do_not_spread_the_target_each(
 
 def test_fsdp_that_leaves_the_target_empty_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = training_drafter(training_target()).config
-    args = SimpleNamespace(device=torch.device("cpu"), fsdp=True)
+    args = SimpleNamespace(device=torch.device("cpu"), fsdp=True, ema_decay=None)
     check_device(config, args, shards=True)
     monkeypatch.setenv("FSDP_CPU_RAM_EFFICIENT_LOADING", "true")
     with pytest.raises(ValueError, match="`fsdp_cpu_ram_efficient_loading` must be false, got tr"):
