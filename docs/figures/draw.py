@@ -1,9 +1,10 @@
-"""Draw the figures of docs/how-it-works.md: python docs/figures/draw.py [FOLDER].
+"""Draw the figures of the pages: python docs/figures/draw.py [FOLDER].
 
-Needs matplotlib (extra ``plot``). No figure shows a measurement: they are drawn from the package's
-own mask rule and loss weights, and from the definition of the speed-up. The same code makes the
-same files; a test holds the committed ones to that. White paper, so that they can be read on dark
-pages too; 5 inches wide, so that letters keep their size on a phone.
+Needs matplotlib (extra ``plot``). Those of docs/how-it-works.md show no measurement: they are drawn
+from the package's own mask rule and loss weights, and from the definition of the speed-up. That of
+docs/training.md is what `benchmarks/training_runs.py` wrote. The same code makes the same files; a
+test holds the committed ones to that. White paper, so that they can be read on dark pages too; 5
+inches wide, so that letters keep their size on a phone.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from matplotlib.patches import FancyBboxPatch
 from hf_dflash.blocks import BlockMaskRule
 from hf_dflash.losses import decay_weights, progressive_gamma
 from hf_dflash.training_arguments import PUBLISHED_GAMMA
+from hf_dflash.training_comparison import TRAINING_COMPARISON_NAME, read_training_comparison
 
 WIDTH_IN = 5.0
+THREE_SEEDS = "architecture, three seeds"
 INK, FAINT, PALE = "#1c2024", "#6b737c", "#eceff2"
 CONTEXT, BLOCK, BONUS, WRONG = "#0b6bcb", "#c77700", "#1f8a4c", "#b3261e"
 STYLE: dict[Any, Any] = {
@@ -260,11 +263,48 @@ def draw_speedup() -> Figure:
     return figure
 
 
+def training_runs(architecture: str) -> dict[str, list[list[float]]]:
+    """Steps, then acceptance lengths of each seed, by run; compared in that drafter's card."""
+    folder = Path(__file__).parents[2] / "model_cards" / f"smollm2-135m-instruct-{architecture}"
+    comparison = read_training_comparison(folder / TRAINING_COMPARISON_NAME)
+    steps = [float(step) for step in comparison.steps()]
+    return {name: [steps, *seeds] for name, seeds in comparison.lengths().items()}
+
+
+def draw_runs() -> Figure:
+    """Acceptance length by training step: one chart for each thing that was varied."""
+    curves = {**training_runs("dflash"), **training_runs("dflare")}
+    whole = "dflash"  # with three layers, from the target's own, on all answers
+    charts: dict[str, dict[str, str]] = {
+        "data": {"all 4581 answers": whole, "1200": "1200 answers", "300": "300 answers"},
+        "size": {"5 layers": "5 layers", "3 layers": whole, "2 layers": "2 layers"},
+        "start": {"target's layers": whole, "random": "random start"},
+        THREE_SEEDS: {"DFlash": whole, "DFlare": "dflare"},
+    }
+    figure = Figure(figsize=(WIDTH_IN, 5.0))
+    grid = figure.subplots(2, 2, sharex=True, sharey=True)
+    figure.subplots_adjust(left=0.09, right=0.97, top=0.94, bottom=0.1, hspace=0.25, wspace=0.1)
+    for axes, (title, lines) in zip(grid.flat, charts.items(), strict=True):
+        n_seeds = 3 if title == THREE_SEEDS else 1
+        for colour, (label, name) in zip((CONTEXT, BLOCK, BONUS), lines.items(), strict=False):
+            steps, *seeds = curves[name]
+            for i, lengths in enumerate(seeds[:n_seeds]):
+                axes.plot(steps, lengths, marker="o", ms=3.5, lw=1.6, color=colour)
+                axes.lines[-1].set_label(label if i == 0 else "_")
+        axes.set_title(title)
+        axes.grid(axis="y")
+        axes.legend(loc="upper left", fontsize=9, handlelength=1.2)
+    for axes in grid[1]:
+        axes.set_xlabel("training step")
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "cycle": draw_cycle,
     "mask": draw_mask,
     "weights": draw_weights,
     "speedup": draw_speedup,
+    "runs": draw_runs,
 }
 
 

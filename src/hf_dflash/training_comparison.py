@@ -10,11 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from .measurement import from_plain
 
 TRAINING_COMPARISON_NAME = "training_runs.json"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeWith:
+    """Code and machine of a run or of a comparison."""
+
+    command: str
+    commit: str | None
+    date: str
+    versions: dict[str, str]
+    device: str
+    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +37,20 @@ class ComparedRun:
         seed: Of weights, order of rows and anchors.
         options: Of the training script.
         curve: Evaluations: ``step``, ``acceptance_length`` and others, in order.
-        made_with: Command, commit, versions and machine, if it was recorded.
+        made_with: If it was recorded.
     """
 
     run: str
     seed: int
     options: str
     curve: list[dict[str, float]]
-    made_with: dict[str, Any] | None = None
+    made_with: MadeWith | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingComparison:
-    """Runs at equal steps, and what they were made with."""
+class TrainingComparison(MadeWith):
+    """Runs at equal steps, and what they were compared with."""
 
-    command: str
-    commit: str | None
-    date: str
-    versions: dict[str, str]
-    device: str
-    threads: int
     runs: list[ComparedRun]
 
     def steps(self) -> list[int]:

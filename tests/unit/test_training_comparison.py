@@ -19,16 +19,19 @@ def run(name: str, seed: int, *lengths: float, steps: tuple[int, ...] = (20, 40)
     return {"run": name, "seed": seed, "options": "--seed", "curve": curve, "made_with": None}
 
 
-COMPARISON: dict[str, Any] = {
+MADE_WITH = {
     "command": "python runs.py WORK",
     "commit": None,
     "date": "2026-01-02T03:04:05+00:00",
     "versions": {"torch": "2.13.0"},
     "device": "cpu: some",
     "threads": 1,
+}
+COMPARISON: dict[str, Any] = {
+    **MADE_WITH,
     "runs": [
         run("one", 0, 1.25, 1.5),
-        run("other", 0, 1.125, 1.75),
+        run("other", 0, 1.125, 1.75) | {"made_with": MADE_WITH},
         run("one", 1, 1.75, 2.0),
         run("third", 0, 1.5, 1.625, 1.875, steps=(10, 20, 40)),
     ],

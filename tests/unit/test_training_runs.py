@@ -9,6 +9,11 @@ import pytest
 
 import training_runs
 from checks import check_made_with
+from hf_dflash.training_comparison import (
+    TRAINING_COMPARISON_NAME,
+    read_training_comparison,
+    seeds_text,
+)
 
 HISTORY = [
     {"step": 1, "loss": 9.0},
@@ -83,3 +88,33 @@ def test_a_variant_is_a_call_the_example_understands(
     flags = {word for command in started for word in command if word.startswith("--")}
     assert len(started) == len(training_runs.VARIANTS)
     assert all(f'"{flag}"' in help_text for flag in flags)
+
+
+CARDS = training_runs.SCRIPT.parents[1] / "model_cards"
+#: Rows of the table in docs/training.md, in its order.
+ROWS = {
+    "three layers, from the target's own, 4581 answers": "dflash",
+    "1200 answers": "1200 answers",
+    "300 answers": "300 answers",
+    "two layers": "2 layers",
+    "five layers": "5 layers",
+    "new weights": "random start",
+    "DFlare": "dflare",
+}
+
+
+def test_the_table_of_the_page_is_what_was_measured() -> None:
+    page = CARDS.parent / "docs" / "training.md"
+    section = page.read_text("utf-8").split("## 9.")[1]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    table = {name.strip(): cells for name, *cells in (line.strip("|").split("|") for line in lines)}
+    found = {}
+    for architecture in ("dflash", "dflare"):
+        folder = CARDS / f"smollm2-135m-instruct-{architecture}"
+        comparison = read_training_comparison(folder / TRAINING_COMPARISON_NAME)
+        assert comparison.steps() == [200, 400, 600]
+        found |= comparison.lengths()
+    assert list(table) == list(ROWS)
+    for name, run in ROWS.items():
+        at_steps = zip(*found[run], strict=True)
+        assert [c.strip() for c in table[name]] == [seeds_text(lengths) for lengths in at_steps]
