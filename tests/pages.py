@@ -24,7 +24,7 @@ RUN_BY = {
 PROGRAMS = ("hf-dflash", "hf", "python", "python3", "pip", "accelerate", "torchrun", "vllm", "git")
 PROGRAMS += ("llama-server", "convert_hf_to_gguf.py")
 #: How a page says that a command cannot be run everywhere.
-MARK = re.compile(r"needs? (?:a|the|\d+) (?:GPUs?|nodes?|Hub|server|build of llama\.cpp)\b")
+MARK = re.compile(r"needs? (?:an?|the|\d+) (?:GPUs?|nodes?|hour|Hub|server|build of llama\.cpp)\b")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"`([^`]+)`")
 
