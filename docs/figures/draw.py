@@ -283,7 +283,7 @@ def draw_runs() -> Figure:
     }
     figure = Figure(figsize=(WIDTH_IN, 5.0))
     grid = figure.subplots(2, 2, sharex=True, sharey=True)
-    figure.subplots_adjust(left=0.09, right=0.97, top=0.94, bottom=0.1, hspace=0.25, wspace=0.1)
+    figure.subplots_adjust(left=0.13, right=0.97, top=0.94, bottom=0.1, hspace=0.25, wspace=0.1)
     for axes, (title, lines) in zip(grid.flat, charts.items(), strict=True):
         n_seeds = 3 if title == THREE_SEEDS else 1
         for colour, (label, name) in zip((CONTEXT, BLOCK, BONUS), lines.items(), strict=False):
@@ -296,6 +296,8 @@ def draw_runs() -> Figure:
         axes.legend(loc="upper left", fontsize=9, handlelength=1.2)
     for axes in grid[1]:
         axes.set_xlabel("training step")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("acceptance length")
     return figure
 
 
