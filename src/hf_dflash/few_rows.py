@@ -1,10 +1,10 @@
 """Linear layers over the few rows of a block, in float32 on a CPU.
 
-On some CPUs the library behind `torch.nn.functional.linear` takes much longer for 2 to 5 rows than
+On some CPUs the library behind `torch.nn.functional.linear` takes much longer for 2 to 8 rows than
 for one, though reading the weights is most of the work and they are the same. With the operands
 exchanged, W Xᵀ in place of X Wᵀ, it does not: `benchmarks/few_rows.py` compares the two. Plain
-decoding, one row a forward, gains nothing from this. Which way is the quicker one depends on the
-CPU, so it is timed, once in a process.
+decoding, one row a forward, gains nothing from this. Of how many rows that is the quicker way
+depends on the CPU, so each number is timed, once in a process.
 
 Letters: S rows, I and O a layer's input and output sizes.
 """
@@ -21,13 +21,13 @@ from types import MethodType
 import torch
 from torch import Tensor, nn
 
-#: Blocks of these sizes are multiplied the other way round. From 6 rows on neither way is always
-#: the quicker one.
-FEW_ROWS = range(2, 6)
+#: Blocks of these sizes may be multiplied the other way round. Above, what is quicker depends on
+#: the shape of each layer's weight too.
+FEW_ROWS = range(2, 9)
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`, the other way round for `FEW_ROWS` rows.
+    """`torch.nn.functional.linear`, the other way round.
 
     Args:
         inputs: (..., I) float32 on a CPU; the leading sizes make S rows.
@@ -37,31 +37,35 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     Returns:
         (..., O), contiguous. It differs from torch's by rounding only.
     """
-    n_rows = math.prod(inputs.shape[:-1])
-    if n_rows not in FEW_ROWS:
-        return nn.functional.linear(inputs, weight, bias)
-    outputs = torch.mm(weight, inputs.reshape(n_rows, -1).t()).t().contiguous()
+    rows = inputs.reshape(-1, inputs.shape[-1])
+    outputs = torch.mm(weight, rows.t()).t().contiguous()
     if bias is not None:
         outputs += bias
     return outputs.view(*inputs.shape[:-1], -1)
 
 
 @lru_cache
-def other_way_is_quicker(n_threads: int) -> bool:  # noqa: ARG001  # another number, another answer
-    """Whether `linear` beats torch's on this CPU by a tenth, with 4 rows and 64 MiB of weights.
+def rows_quicker_the_other_way(n_threads: int) -> frozenset[int]:  # noqa: ARG001  # a key
+    """For which of `FEW_ROWS` `linear` beats torch's by a tenth, with 64 MiB of weights.
 
-    Takes about a tenth of a second, once for each number of threads.
+    Takes about half a second, once for each number of threads.
     """
-    inputs, weight = torch.ones(4, 1024), torch.ones(16384, 1024)
+    weight = torch.ones(16384, 1024)
 
-    def seconds(multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+    def seconds(multiply: Callable[[Tensor, Tensor], Tensor], inputs: Tensor) -> float:
         start = time.perf_counter()
         multiply(inputs, weight)
         return time.perf_counter() - start
 
-    rounds = [(seconds(linear), seconds(nn.functional.linear)) for _ in range(4)]
-    ours, torchs = (min(times[1:]) for times in zip(*rounds, strict=True))
-    return ours < 0.9 * torchs
+    def is_quicker(n_rows: int) -> bool:
+        inputs = torch.ones(n_rows, 1024)
+        rounds = [
+            (seconds(linear, inputs), seconds(nn.functional.linear, inputs)) for _ in range(4)
+        ]
+        ours, torchs = (min(times[1:]) for times in zip(*rounds, strict=True))
+        return ours < 0.9 * torchs
+
+    return frozenset(filter(is_quicker, FEW_ROWS))
 
 
 @contextmanager
@@ -71,10 +75,15 @@ def quick_few_rows(*models: nn.Module) -> Iterator[None]:
     Layers on other devices, of other types, and all whose forward somebody else has replaced
     (hooks of accelerate, `torch.compile`) are left as they are.
     """
-    layers = _layers_to_replace(models)
+    layers, few = _layers_and_rows(models)
+
+    def forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
+        multiply = linear if math.prod(inputs.shape[:-1]) in few else nn.functional.linear
+        return multiply(inputs, layer.weight, layer.bias)
+
     try:
         for layer in layers:
-            layer.forward = MethodType(_forward, layer)
+            layer.forward = MethodType(forward, layer)
         yield
     finally:
         for layer in layers:  # of two calls at once, the first one to end takes it off
@@ -83,13 +92,15 @@ def quick_few_rows(*models: nn.Module) -> Iterator[None]:
 
 def rows_the_other_way(*models: nn.Module) -> list[int]:
     """Of how many rows `quick_few_rows` has these models multiply the other way; none if empty."""
-    return list(FEW_ROWS) if _layers_to_replace(models) else []
+    return sorted(_layers_and_rows(models)[1])
 
 
-def _layers_to_replace(models: Iterable[nn.Module]) -> list[nn.Module]:
+def _layers_and_rows(models: Iterable[nn.Module]) -> tuple[list[nn.Module], frozenset[int]]:
+    """The layers to replace, and for how many rows; nothing is timed where there are no layers."""
     own = [model for model in models if not _is_replaced(model)]
     layers = [layer for model in own for layer in model.modules() if _is_plain(layer)]
-    return layers if layers and other_way_is_quicker(torch.get_num_threads()) else []
+    few = rows_quicker_the_other_way(torch.get_num_threads()) if layers else frozenset()
+    return (layers if few else []), few
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -103,7 +114,3 @@ def _is_plain(layer: nn.Module) -> bool:
 
 def _is_replaced(module: nn.Module) -> bool:
     return "forward" in vars(module) or module._compiled_call_impl is not None
-
-
-def _forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-    return linear(inputs, layer.weight, layer.bias)

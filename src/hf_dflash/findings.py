@@ -299,8 +299,8 @@ def processes_words(measurement: Measurement) -> str:
     """How many processes measured, and which products they made in another way than torch's."""
     p = measurement.provenance
     rows, n = p.few_rows, plural(p.n_processes, "process", "processes")
-    other = f", products of {rows[0]}-{rows[-1]} rows made the other way round" if rows else ""
-    return f"{n}{other}"
+    which = ", ".join(map(str, rows or []))
+    return n + (f", products of {which} rows made the other way round" if rows else "")
 
 
 def decoding_words(temperature: float) -> str:

@@ -210,10 +210,10 @@ def test_everything_that_decided_the_figures_is_listed(page: Page) -> None:
 
 
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("rows", [[2, 3, 4, 5], [], None])
+@pytest.mark.parametrize("rows", [[2, 3, 8], [], None])
 def test_products_made_the_other_way_round_are_told(rows: list[int] | None) -> None:
     page = Page(report_html(measurement(provenance=provenance(few_rows=rows))))
-    told = "products of 2-5 rows made the other way round" in words_of(page)
+    told = "products of 2, 3, 8 rows made the other way round" in words_of(page)
     assert told == bool(rows)
 
 
