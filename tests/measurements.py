@@ -48,6 +48,7 @@ def run(**overrides: Any) -> Run:
         "cycle_seconds": CycleSeconds(0.2, 0.5),
     }
     method = overrides.get("method", "dflash")
+    is_plain = method.startswith("plain")
     return Run(
         **{
             "dataset": "gsm8k",
@@ -57,12 +58,12 @@ def run(**overrides: Any) -> Run:
             "turn": 0,
             "method": "dflash",
             "mode": "chain",
-            "block_size": None if method == "plain" else 8,
+            "block_size": None if is_plain else 8,
             "repeat": 0,
             "n_prompt_tokens": 5,
             "token_ids": list(range(12)),
             "seconds": Seconds(0.1, 0.1, 1.0),
-            **({} if method == "plain" else drafted),
+            **({} if is_plain else drafted),
             **overrides,
         }
     )

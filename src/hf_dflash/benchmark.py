@@ -34,6 +34,8 @@ class Models:
     tokenizer: Any
     drafter: Any
     assistant: Any | None = None  # a small model of the target's vocabulary
+    # The target in another dtype, for plain decoding in it.
+    other_target: Any | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +124,19 @@ class Benchmark:
         return runs
 
     def _run_methods(self, call: Call) -> list[Run]:
-        """Decode once with each method, in rotated order, and compare what they made."""
+        """Decode once with each method, in rotated order, and compare what they made.
+
+        Plain decoding in another dtype is not compared: it is no claim that its outputs are equal.
+        """
         first = (call.prompt_index + call.turn + call.repeat) % len(self.variants)
         made = [self._run(v, call) for v in self.variants[first:] + self.variants[:first]]
         made.sort(key=lambda one: self.variants.index(one.run.variant))
         runs = [one.run for one in made]
         if self.settings.temperature == 0:
             plain = next(one for one in made if one.run.method == "plain")
-            runs = [plain.run if m is plain else self._compared(m, plain, call) for m in made]
+            runs = [
+                m.run if m.run.variant.is_plain else self._compared(m, plain, call) for m in made
+            ]
         if call.is_last_turn:
             judged = (self.judge.judge(call.prompt, self._text(run)) for run in runs)
             runs = [
@@ -139,7 +146,7 @@ class Benchmark:
 
     def _run(self, variant: Variant, call: Call) -> Decoded:
         token_ids, clock = self._decode(variant, call, self.settings.max_new_tokens)
-        cycles = None if variant.method == "plain" else clock.cycles
+        cycles = None if variant.is_plain else clock.cycles
         run = Run(
             dataset=call.dataset,
             prompt_index=call.prompt_index,
@@ -201,11 +208,13 @@ class Benchmark:
             "stock_dflash": models.drafter,
             "assistant_model": models.assistant,
         }.get(variant.method)
-        clock = CallClock(models.target, n_prompt, draft_model)
+        in_other_dtype = variant.is_plain and variant.method != "plain"
+        target: Any = models.other_target if in_other_dtype else models.target
+        clock = CallClock(target, n_prompt, draft_model)
         torch.manual_seed(call.seed(self.seed))
         options = self._sampling() | self._method(variant) | self._stops()
         with self._prepared(variant), torch.inference_mode(), clock.running():
-            output = models.target.generate(
+            output = target.generate(
                 input_ids=call.input_ids,
                 attention_mask=torch.ones_like(call.input_ids),
                 max_new_tokens=max_new_tokens,

@@ -50,6 +50,7 @@ class BenchOptions:
     stock: bool = True
     assistant: str | None = None
     template_options: dict[str, Any] = field(default_factory=dict)
+    plain_dtype: str | None = None  # decode plainly in it, too
     stops_at_eos: bool = True
     runs_code: bool = False
 
@@ -175,6 +176,7 @@ def _plan(
     methods += ["stock_dflash"] if options.stock else []
     methods += ["prompt_lookup"] if options.n_lookup_tokens else []
     methods += ["assistant_model"] if options.assistant else []
+    methods += [f"plain_{options.plain_dtype}"] if options.plain_dtype else []
     settings = Settings(
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
@@ -224,10 +226,15 @@ def _load_models(options: BenchOptions, device: str, console: Console) -> Models
                 f"`assistant` must have the target's vocabulary of {vocab_sizes[0]} tokens, got "
                 f"{vocab_sizes[1]}. Give a smaller model of the target's family."
             )
-    for model in (target, drafter, assistant):
+    other: Any = None
+    if options.plain_dtype:
+        other_dtype = getattr(torch, options.plain_dtype)
+        other = AutoModelForCausalLM.from_pretrained(target_name, dtype=other_dtype)
+    for model in (target, drafter, assistant, other):
         if model is not None:
             model.to(device).eval()
-    return Models(target, AutoTokenizer.from_pretrained(target_name), drafter, assistant)
+    tokenizer = AutoTokenizer.from_pretrained(target_name)
+    return Models(target, tokenizer, drafter, assistant, other)
 
 
 def _check(options: BenchOptions) -> None:
@@ -242,6 +249,11 @@ def _check(options: BenchOptions) -> None:
         (bool(names), "`dataset` must be given at least once", names),
         (len(set(names)) == len(names), "`dataset` must not name two of the same name", names),
         (options.dtype in DTYPES, f"`dtype` must be one of {', '.join(DTYPES)}", options.dtype),
+        (
+            options.plain_dtype in (None, *(d for d in DTYPES if d != options.dtype)),
+            f"`plain_dtype` must be one of {', '.join(DTYPES)}, and not `dtype`",
+            options.plain_dtype,
+        ),
         (options.n_prompts >= 1, "`n_prompts` must be at least 1", options.n_prompts),
         (
             options.max_new_tokens >= 2,

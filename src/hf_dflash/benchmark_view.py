@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from .best_plain import best_plain_sentence
 from .findings import (
     decoding_words,
     identical_text,
@@ -81,6 +82,8 @@ def show(measurement: Measurement, console: Console) -> None:
                 end_section=method is methods[-1],
             )
     console.print(table)
+    if (over_best := best_plain_sentence(measurement)) is not None:
+        console.print(over_best)
     for method in summary.overall:
         _show_differences(method, provenance.dtype, console)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .best_plain import best_plain_sentence
 from .card_sections import cell, table
 from .findings import (
     SLICES,
@@ -80,7 +81,11 @@ def _measured(path: Path) -> str:
     measurement = read_measurement(path)
     parts = [
         f"**{speed_sentence(measurement)} {text_sentence(measurement)}**",
-        " ".join(filter(None, (spread_sentence(measurement), datasets_sentence(measurement)))),
+        " ".join(
+            told
+            for sentence in (spread_sentence, best_plain_sentence, datasets_sentence)
+            if (told := sentence(measurement))
+        ),
         place_sentence(measurement),
         _methods_table(measurement),
         " ".join(filter(None, (_COLUMNS, right_sentence(measurement)))),

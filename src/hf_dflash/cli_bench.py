@@ -81,6 +81,14 @@ def bench(
             "repository.",
         ),
     ] = None,
+    plain_dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="float32|bfloat16|float16",
+            help="Decode plainly in this dtype, too, and tell the speed-up over the faster of both "
+            "plain decodings. Takes room for the target twice.",
+        ),
+    ] = None,
     template_option: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,6 +134,7 @@ def bench(
                 n_lookup_tokens=lookup,
                 stock=stock,
                 assistant=assistant,
+                plain_dtype=plain_dtype,
                 template_options=_template_options(template_option or []),
                 stops_at_eos=stop_at_eos,
                 runs_code=run_code,

@@ -230,7 +230,7 @@ def check_run(run: Run, where: str) -> None:
             run.rejected_ids,
         ),
         (
-            run.method != "plain" or n_accepted is None,
+            not run.variant.is_plain or n_accepted is None,
             "`n_accepted` must be null where nothing is drafted",
             n_accepted,
         ),

@@ -6,7 +6,17 @@ Nothing here is computed from runs: see ``measurement_summary``.
 from dataclasses import dataclass, field
 from typing import Literal
 
-Method = Literal["plain", "dflash", "stock_dflash", "prompt_lookup", "assistant_model"]
+#: ``plain_<dtype>`` is plain decoding by the target in another dtype than the measurement's.
+Method = Literal[
+    "plain",
+    "dflash",
+    "stock_dflash",
+    "prompt_lookup",
+    "assistant_model",
+    "plain_float32",
+    "plain_bfloat16",
+    "plain_float16",
+]
 #: Shape of the drafts of a cycle.
 Mode = Literal["chain"]
 
@@ -186,6 +196,11 @@ class Variant:
     method: Method
     mode: Mode = "chain"
     block_size: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is drafted."""
+        return self.method.split("_")[0] == "plain"
 
     @property
     def label(self) -> str:

@@ -110,9 +110,10 @@ class MethodSummary:
     the same repeat (repeats of a prompt count once, by their median), so what else the machine
     did then hits both. ``speedup_decode`` leaves the prompt and the first draft out, as the papers
     do, and outputs of one token, which need no decoding. ``speedup_total`` is all tokens over all
-    seconds, divided by the same of plain decoding. ``repeat_noise`` is the median over prompts of
-    (largest - smallest) / median ratio of the repeats of a prompt. None where there is nothing to
-    compare.
+    seconds, divided by the same of plain decoding. ``speedup_best`` and ``speedup_best_total`` are
+    both over whichever plain decoding made its tokens in fewer seconds, where the target decoded
+    plainly in several dtypes. ``repeat_noise`` is the median over prompts of (largest - smallest) /
+    median ratio of the repeats of a prompt. None where there is nothing to compare.
     """
 
     method: str
@@ -127,6 +128,8 @@ class MethodSummary:
     speedup: Spread | None
     speedup_decode: Spread | None
     speedup_total: float | None
+    speedup_best: Spread | None
+    speedup_best_total: float | None
     repeat_noise: float | None
     acceptance: Acceptance | None
     identity: Identity | None
@@ -167,24 +170,21 @@ def summarise_methods(runs: Sequence[Run], longest: int) -> list[MethodSummary]:
         runs: Of one slice.
         longest: Tokens of the longest output of the whole measurement.
     """
-    plain = {(r.prompt_key, r.repeat): r for r in runs if r.method == "plain"}
+    by_variant = _grouped(runs, lambda run: run.variant)
+    plain = by_variant.get(Variant("plain"), [])
+    plains = [part for variant, part in by_variant.items() if variant.is_plain]
+    best = max(plains, key=_rate_of_all) if plain and len(plains) > 1 else []
     return [
-        _summarise_method(variant, part, plain, longest)
-        for variant, part in _grouped(runs, lambda run: run.variant).items()
+        _summarise_method(variant, part, plain, best, longest)
+        for variant, part in by_variant.items()
     ]
 
 
 def _summarise_method(
-    variant: Variant,
-    runs: Sequence[Run],
-    plain: dict[tuple[tuple[str, int, int], int], Run],
-    longest: int,
+    variant: Variant, runs: Sequence[Run], plain: Sequence[Run], best: Sequence[Run], longest: int
 ) -> MethodSummary:
-    pairs = [
-        (run, plain[run.prompt_key, run.repeat])
-        for run in runs
-        if variant.method != "plain" and (run.prompt_key, run.repeat) in plain
-    ]
+    pairs = _pairs(runs, plain)
+    best_pairs = [] if variant.is_plain else _pairs(runs, best)
     ratios = _by_prompt(pairs, lambda run: run.tokens_per_s)
     decode_ratios = _by_prompt(pairs, lambda run: run.decode_tokens_per_s)
     decode_rates = [rate for run in runs if (rate := run.decode_tokens_per_s) is not None]
@@ -201,12 +201,24 @@ def _summarise_method(
         speedup=_spread_of_medians(ratios),
         speedup_decode=_spread_of_medians(decode_ratios),
         speedup_total=_ratio_of_totals(pairs),
+        speedup_best=_spread_of_medians(_by_prompt(best_pairs, lambda run: run.tokens_per_s)),
+        speedup_best_total=_ratio_of_totals(best_pairs),
         repeat_noise=_repeat_noise(ratios),
         acceptance=acceptance(runs, longest),
         identity=_identity(runs),
         quality=_quality(runs),
         time=_time_shares(runs),
     )
+
+
+def _pairs(runs: Iterable[Run], others: Iterable[Run]) -> list[tuple[Run, Run]]:
+    """Each run with the other method's of the same prompt and repeat."""
+    found = {(run.prompt_key, run.repeat): run for run in others}
+    return [
+        (run, found[key])
+        for run in runs
+        if (key := (run.prompt_key, run.repeat)) in found and found[key].variant != run.variant
+    ]
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -30,6 +30,9 @@ COLOURS = {
     "stock_dflash": "#3f9fb5",
     "prompt_lookup": "#c77700",
     "assistant_model": "#a8479a",
+    "plain_float32": "#9aa1a9",
+    "plain_bfloat16": "#9aa1a9",
+    "plain_float16": "#9aa1a9",
 }
 PARTS = {
     "prefill": ("prompt", "#7d858e"),

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .best_plain import best_plain_sentence
 from .findings import (
     ARCHITECTURES,
     SLICES,
@@ -106,12 +107,12 @@ def _section(title: str, content: str) -> str:
 def _head(measurement: Measurement, title: str) -> str:
     lossless = is_lossless(measurement)
     mark = {True: "good", False: "bad", None: "soft"}[lossless]
-    spread, by_dataset = spread_sentence(measurement), datasets_sentence(measurement)
+    sentences = (spread_sentence, best_plain_sentence, datasets_sentence)
+    told = [text for sentence in sentences if (text := sentence(measurement))]
     return (
         f"<header>\n<h1>{escape(title)}</h1>\n"
         f'<p class="lead">{escape(speed_sentence(measurement))}</p>\n'
-        + (f"<p>{escape(spread)}</p>\n" if spread else "")
-        + (f"<p>{escape(by_dataset)}</p>\n" if by_dataset else "")
+        + "".join(f"<p>{escape(text)}</p>\n" for text in told)
         + f'<p class="{mark}"><b>{escape(text_sentence(measurement))}</b></p>\n'
         f'<p class="soft">{escape(place_sentence(measurement))}</p>\n'
         f'<div class="tiles">{"".join(_tiles(measurement))}</div>\n</header>'

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from bench_pairs import WRITTEN, saved_models
@@ -180,6 +181,50 @@ def one_draft_too_many(draft_ids: Any, target_ids: Any, stop_ids: Any) -> Any:
     believed = target_ids.clone()
     believed[: min(1, len(draft_ids))] = draft_ids[:1]
     return verify_greedy(draft_ids, believed, stop_ids)
+
+
+def test_plain_decoding_in_another_dtype_is_by_a_target_of_that_dtype(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded = []
+
+    class Watched(Benchmark):
+        def _decode(self, variant: Any, *rest: Any) -> Any:
+            models = self.models
+            other = models.other_target
+            seen = []
+            handles = [
+                model.register_forward_pre_hook(lambda module, _, seen=seen: seen.append(module))
+                for model in (models.target, other)
+            ]
+            try:
+                return super()._decode(variant, *rest)
+            finally:
+                for handle in handles:
+                    handle.remove()
+                decoded.append((variant.label, {module.dtype for module in seen}))
+
+    monkeypatch.setattr(benchmark_command, "Benchmark", Watched)
+    few = ("--no-stock", "--lookup", "0", "--plain-dtype", "bfloat16")
+    shown = bench(*options, *few)
+    assert shown.exit_code == 0, shown.output
+    dtypes = {label: found for label, found in decoded if found}
+    assert dtypes["plain bfloat16"] == {torch.bfloat16}
+    assert dtypes["plain"] == dtypes["dflash, block 4"] == {torch.float32}
+    assert "Plain decoding takes fewer seconds in" in " ".join(shown.stdout.split())
+    whole = result_of(tmp_path)
+    other = [run for run in whole.runs if run.method == "plain_bfloat16"]
+    assert len(other) == 4
+    assert {(run.identical, run.n_accepted) for run in other} == {(None, None)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float8"])
+def test_another_dtype_for_plain_decoding_is_one_that_is_measured_not_anyway(
+    options: list[str], dtype: str
+) -> None:
+    refused = bench(*options, "--plain-dtype", dtype)
+    assert refused.exit_code != 0
+    assert f"and not `dtype`, got '{dtype}'." in " ".join(refused.stderr.split())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

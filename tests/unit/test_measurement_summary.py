@@ -181,3 +181,34 @@ def test_slices_hold_the_methods_of_their_runs() -> None:
     assert slices["language"]["de"][1].speedup.median == pytest.approx(3.0)
     assert [m.block_size for m in slices["thinking"]["on"]] == [4]
     assert sorted(slices["turn"]) == ["1", "2"]
+
+
+def two_dtypes(other_s: float) -> list[Run]:
+    """Two prompts, drafted in 1.2 s, decoded plainly in 2.4 s and in another dtype in two times."""
+    runs: list[Run] = []
+    for i, seconds in enumerate([other_s, other_s + 0.6]):
+        runs += pair_of_runs(2.0, prompt_index=i)
+        runs.append(
+            run(method="plain_bfloat16", prompt_index=i, seconds=Seconds(0.0, 0.0, seconds))
+        )
+    return runs
+
+
+def test_the_faster_plain_decoding_is_what_the_drafter_is_compared_with() -> None:
+    drafter = drafted(summarise(two_dtypes(1.2)))
+    assert (drafter.speedup.median, drafter.speedup_total) == pytest.approx((2.0, 2.0))
+    assert drafter.speedup_best.median == pytest.approx((1.0 + 1.5) / 2)
+    assert drafter.speedup_best_total == pytest.approx((1.2 + 1.8) / 2.4)
+    drafter = drafted(summarise(two_dtypes(3.6)))
+    assert (drafter.speedup_best.median, drafter.speedup_best_total) == pytest.approx((2.0, 2.0))
+
+
+def test_plain_decoding_in_another_dtype_is_compared_with_the_other_and_drafts_nothing() -> None:
+    plain, _, other = summarise(two_dtypes(1.2)).overall
+    assert other.speedup.median == pytest.approx((2.4 / 1.2 + 2.4 / 1.8) / 2)
+    assert (other.speedup_best, other.acceptance, other.identity) == (None, None, None)
+    assert plain.speedup is None
+
+
+def test_with_one_plain_decoding_there_is_no_better_one() -> None:
+    assert drafted(summarise(pair_of_runs())).speedup_best is None
