@@ -15,19 +15,21 @@ def best_plain_sentence(measurement: Measurement) -> str | None:
     told = list(zip(dtypes, (own, other), strict=True))
     (fast, faster), (slow, slower) = told[::-1] if other.speedup_total > 1 else told
     drafted = [
-        f"with {plural(n_drafts(measurement, s.variant), 'draft')} a cycle "
-        f"{s.speedup_best.median:.2f} times as fast (over all seconds {s.speedup_best_total:.2f})"
+        f"{s.speedup_best.median:.2f} times as fast with "
+        f"{plural(n_drafts(measurement, s.variant), 'draft')} a cycle "
+        f"(over all seconds {s.speedup_best_total:.2f})"
         for s in told_summaries(measurement)
         if s.speedup_best is not None
     ]
+    sentence = (
+        f"Plain decoding is faster in {fast} (median {_rate(faster)} tokens per second) than in "
+        f"{slow} ({_rate(slower)})."
+    )
+    if not drafted:
+        return sentence
     return (
-        f"Plain decoding takes fewer seconds in {fast} (median {_rate(faster)} tokens per second) "
-        f"than in {slow} ({_rate(slower)})"
-        + (
-            f"; decoding in {dtypes[0]} is {join_words(drafted)}, compared with that."
-            if drafted
-            else "."
-        )
+        f"{sentence} Compared with the faster one, the drafter in {dtypes[0]} is "
+        f"{join_words(drafted)}."
     )
 
 
