@@ -90,9 +90,9 @@ def time_prompts(
     ways: list[int | None] = [None, *sizes]  # None: plainly
     by_prompt: dict[int, list[float]] = {size: [] for size in sizes}
     totals: dict[int | None, float] = dict.fromkeys(ways, 0.0)
-    prompts = [turns[0] for of_set in document["prompts"].values() for turns in of_set]
-    for n, prompt in enumerate(prompts):
-        inputs = encode(tokenizer, prompt, settings["template_options"]).to(target.device)
+    prompts = prompts_of(document)
+    for n, (prompt, template_options) in enumerate(prompts):
+        inputs = encode(tokenizer, prompt, template_options).to(target.device)
         rounds = []
         for repeat in range(-1 if n == 0 else 0, options.repeats):
             first = (n + repeat) % len(ways)
@@ -113,6 +113,17 @@ def time_prompts(
         size: (statistics.median(medians), totals[None] / totals[size])
         for size, medians in by_prompt.items()
     }
+
+
+def prompts_of(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """First turn of each prompt, and its options for the chat template."""
+    every = document["settings"]["template_options"]
+    own = document.get("prompt_options", {})  # older files do not have it
+    return [
+        (turns[0], {**every, **options})
+        for name, of_set in document["prompts"].items()
+        for turns, options in zip(of_set, own.get(name) or [{}] * len(of_set), strict=True)
+    ]
 
 
 def judge(document: dict[str, Any], size: int, median: float, total: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from .benchmark_quality import Judge
 from .demo import Pair, find_difference
 from .measurement_runs import Run, Settings, Variant
 from .near_tie import doubt, replayed_scores
-from .prompt_encoding import encode_prompt
+from .prompt_encoding import THINKING, Options, encode_prompt
 
 #: Tokens that each method decodes before anything counts: kernels are chosen, memory is pooled.
 WARM_UP_TOKENS = 16
@@ -84,7 +84,6 @@ class Benchmark:
         self._assistant_config = (
             None if models.assistant is None else copy.deepcopy(models.assistant.generation_config)
         )
-        self.thinks = _thinks(models.tokenizer, settings.template_options)
 
     def warm_up(self, prompt: BenchmarkPrompt) -> float:
         """Decode a few tokens with every method.
@@ -96,7 +95,7 @@ class Benchmark:
             About how many seconds one turn will take, with all methods, if each output is as long
             as it may be.
         """
-        call = Call("", 0, 0, 0, prompt, self._encode(prompt.turns[:1], []))
+        call = Call("", 0, 0, 0, prompt, self._encode(prompt, []))
         n_tokens = min(WARM_UP_TOKENS, self.settings.max_new_tokens)
         expected_s = 0.0
         for variant in self.variants:
@@ -115,7 +114,7 @@ class Benchmark:
         runs: list[Run] = []
         answers: list[str] = []
         for turn in range(len(prompt.turns)):
-            input_ids = self._encode(prompt.turns[: turn + 1], answers)
+            input_ids = self._encode(prompt, answers)
             of_turn: list[Run] = []
             for repeat in range(self.settings.repeats):
                 of_turn += self._run_methods(Call(dataset, index, turn, repeat, prompt, input_ids))
@@ -151,7 +150,7 @@ class Benchmark:
             dataset=call.dataset,
             prompt_index=call.prompt_index,
             language=call.prompt.language,
-            thinking=self.thinks,
+            thinking=self.thinks(call.prompt),
             turn=call.turn,
             method=variant.method,
             mode=variant.mode,
@@ -272,15 +271,22 @@ class Benchmark:
         finally:
             config.block_size, policy.num_assistant_tokens = kept
 
-    def _encode(self, turns: tuple[str, ...], answers: list[str]) -> Tensor:
+    def _encode(self, prompt: BenchmarkPrompt, answers: list[str]) -> Tensor:
         """The conversation so far, ending where the target is to answer; ids (1, n).
 
         Raises:
             ValueError: The tokenizer makes no token of it.
         """
-        messages = _messages(turns, answers)
-        ids = encode_prompt(self.models.tokenizer, messages, **self.settings.template_options)
+        messages = _messages(prompt.turns[: len(answers) + 1], answers)
+        ids = encode_prompt(self.models.tokenizer, messages, **self._template_options(prompt))
         return ids.to(self.models.target.device)
+
+    def _template_options(self, prompt: BenchmarkPrompt) -> dict[str, Any]:
+        return {**self.settings.template_options, **prompt.template_options}
+
+    def thinks(self, prompt: BenchmarkPrompt) -> bool:
+        """Whether the target is asked to think before it answers."""
+        return _thinks(self.models.tokenizer, self._template_options(prompt))
 
 
 def variants_of(settings: Settings) -> list[Variant]:
@@ -297,9 +303,9 @@ def variants_of(settings: Settings) -> list[Variant]:
     return variants
 
 
-def _thinks(tokenizer: Any, options: dict[str, Any]) -> bool:
+def _thinks(tokenizer: Any, options: Options) -> bool:
     """Whether the template asks the target to think, which some do unless told not to."""
-    for name in ("enable_thinking", "thinking"):
+    for name in THINKING:
         if name in options:
             return bool(options[name])
     if not getattr(tokenizer, "chat_template", None):

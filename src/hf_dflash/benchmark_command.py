@@ -21,6 +21,7 @@ from .checkpoint_dflash import check_folder_exists
 from .loading import check_source
 from .measurement import Measurement, Run, Settings, read_measurement, spell, write_measurement
 from .modeling_dflash import DFlashDraftModel
+from .prompt_encoding import check_template_options
 from .provenance import provenance_of, published_command, published_name
 from .ranks import Ranks
 from .smollm2 import demo_drafter_folder, target_folder
@@ -71,6 +72,7 @@ def run_bench(options: BenchOptions) -> int:
     prompts = _load_prompts(options, console)
     models = _load_models(options, ranks.device, console)
     every_prompt = [prompt for of_set in prompts.values() for prompt in of_set]
+    _check_template_options(options, every_prompt, models.tokenizer)
     judge = Judge(every_prompt, runs_code=options.runs_code)
     plan = _plan(options, prompts, models, ranks.n_ranks)
     plan = replace(plan, settings=replace(plan.settings, metrics=judge.names))
@@ -194,7 +196,20 @@ def _plan(
         models.target, models.drafter, command=command, seed=options.seed, n_processes=n_ranks
     )
     texts = {name: [list(p.turns) for p in of_set] for name, of_set in prompts.items()}
-    return Measurement(provenance, settings, texts, [])
+    own = {name: [dict(p.template_options) for p in of_set] for name, of_set in prompts.items()}
+    own = {name: of_set for name, of_set in own.items() if any(of_set)}
+    return Measurement(provenance, settings, texts, [], prompt_options=own)
+
+
+def _check_template_options(
+    options: BenchOptions, prompts: Sequence[BenchmarkPrompt], tokenizer: Any
+) -> None:
+    given = options.template_options
+    check_template_options(tokenizer, given, "`template_option`")
+    for prompt in prompts:
+        where, text = f"{prompt.source}: `chat_template_kwargs`", prompt.turns[0]
+        if own := prompt.template_options:
+            check_template_options(tokenizer, own, where, text=text, defaults=given)
 
 
 def _load_prompts(options: BenchOptions, console: Console) -> dict[str, list[BenchmarkPrompt]]:

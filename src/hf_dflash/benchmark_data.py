@@ -8,15 +8,16 @@ import importlib.util
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.constants import ENDPOINT
 
-from .chats import lines_of
+from .chats import lines_of, template_options_of
 from .hub_errors import plain_dataset_errors
+from .prompt_encoding import Options, check_option_kinds
 from .wheels import Notify, WheelFile, kept_file
 
 Row = dict[str, Any]
@@ -31,6 +32,9 @@ class BenchmarkPrompt:
     answer: str | None = None  # the right final answer, to be compared
     tests: str | None = None  # Python code that raises if the code in the answer is wrong
     code_prefix: str = ""  # what a function body alone is to be put behind
+    # For the chat template, before those of the command line.
+    template_options: Options = field(default_factory=dict, hash=False)
+    source: str = field(default="", compare=False)  # file and line, for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,25 +271,29 @@ def _prompts_of_rows(
         if not line.strip():
             continue
         row: Any = None
+        place = f"{where}, line {number}"
         try:
             row = json.loads(line)
-            prompts.append(prompt_of(row))
+            prompts.append(replace(prompt_of(row), source=place))
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"{where}, line {number}: not JSON ({error.msg}, column {error.colno}). Is the "
-                "file whole?"
+                f"{place}: not JSON ({error.msg}, column {error.colno}). Is the file whole?"
             ) from error
         except KeyError as error:
             raise ValueError(
-                f"{where}, line {number}: needs `{error.args[0]}`, got the columns {sorted(row)}."
+                f"{place}: needs `{error.args[0]}`, got the columns {sorted(row)}."
             ) from error
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}, line {number}: {error}") from error
+            raise ValueError(f"{place}: {error}") from error
     return prompts
 
 
 def _prompt_of_line(row: Any) -> BenchmarkPrompt:
-    """An object with ``prompt`` or ``turns``; ``language``, ``answer`` and ``tests`` if known."""
+    """An object with ``prompt`` or ``turns``, and what else is known of it.
+
+    That is ``language``, ``answer``, ``tests``, and ``chat_template_kwargs`` as training data has
+    them.
+    """
     fields = row if isinstance(row, dict) else {}
     turns = fields.get("turns", [fields.get("prompt")])
     if not _are_texts(turns):
@@ -296,7 +304,9 @@ def _prompt_of_line(row: Any) -> BenchmarkPrompt:
     options = {name: fields[name] for name in ("language", "answer", "tests") if name in fields}
     if not _are_texts(list(options.values()), at_least=0):
         raise ValueError(f"`language`, `answer` and `tests` must be texts, got {options}.")
-    return BenchmarkPrompt(tuple(turns), **options)
+    template_options = template_options_of(fields)
+    check_option_kinds(template_options, "`chat_template_kwargs`")
+    return BenchmarkPrompt(tuple(turns), **options, template_options=template_options)
 
 
 def _are_texts(values: object, at_least: int = 1) -> bool:

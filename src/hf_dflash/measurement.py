@@ -84,6 +84,8 @@ class Measurement:
     spells every token id of the runs (see `spell`), so that a report needs no tokenizer; it may be
     empty. ``wall_s`` is what the command took, loading and comparing included, in all its sittings
     up to the last prompt each of them finished; of several processes, the slowest one.
+    ``prompt_options`` holds, by data set, what each prompt itself passes to the chat template,
+    before the settings' ``template_options``; data sets whose prompts pass nothing are left out.
     """
 
     provenance: Provenance
@@ -92,6 +94,9 @@ class Measurement:
     runs: list[Run]
     token_texts: dict[str, str] = field(default_factory=dict)
     wall_s: float | None = None  # older files do not have it
+    prompt_options: dict[str, list[dict[str, str | int | float | bool]]] = field(
+        default_factory=dict
+    )
 
     @cached_property
     def summary(self) -> Summary:
@@ -188,6 +193,13 @@ def check_measurement(measurement: Measurement, where: str) -> None:
             raise ValueError(
                 f"{where}: `runs[{i}]` must answer one of `prompts`, got turn {run.turn} of prompt "
                 f"{run.prompt_index} of {run.dataset!r}."
+            )
+    for name, options in measurement.prompt_options.items():
+        n_prompts = len(measurement.prompts.get(name, []))
+        if len(options) != n_prompts:
+            raise ValueError(
+                f"{where}: `prompt_options` must be as many as the {n_prompts} prompts of "
+                f"{name!r}, got {len(options)}."
             )
     repeated = [key for key, n in Counter(run.key for run in measurement.runs).items() if n > 1]
     if repeated:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jinja2 import Environment, TemplateError
 from torch import Tensor
+
+Options = Mapping[str, str | int | float | bool]
+#: Options of chat templates that switch thinking on and off.
+THINKING = ("enable_thinking", "thinking")
 
 
 def encode_prompt(
@@ -43,3 +49,68 @@ def encode_prompt(
             "the tokenizer's files in that folder or repository."
         )
     return ids
+
+
+def check_option_kinds(options: Mapping[str, Any], where: str) -> None:
+    """Refuse what is no value of a template option, and a text where thinking is switched.
+
+    A template takes the text "false" for true, or for neither.
+
+    Raises:
+        ValueError: The message begins with ``where``.
+    """
+    for name, value in options.items():
+        if name in THINKING and not isinstance(value, bool):
+            raise ValueError(f"{where} {name} must be true or false, got {value!r:.60}.")
+        if not isinstance(value, str | int | float | bool):
+            raise ValueError(
+                f"{where} {name} must be a text, a number, true or false, got {value!r:.60}."
+            )
+
+
+def check_template_options(
+    tokenizer: Any,
+    options: Options,
+    where: str,
+    *,
+    text: str = "?",
+    defaults: Options | None = None,
+) -> None:
+    """Refuse options that the target's chat template would pass over, and those that it refuses.
+
+    Args:
+        tokenizer: The target's.
+        options: Those to check.
+        where: What gives them, for messages.
+        text: A prompt that they are for.
+        defaults: Other options of that prompt.
+
+    Raises:
+        ValueError: The message begins with ``where``.
+    """
+    read = _names_read(tokenizer)
+    unread = [name for name in options if name not in read]
+    if unread:
+        raise ValueError(
+            f"{where} must be options that the target's chat template reads, got {unread}. Mend "
+            "the name, or leave it out."
+        )
+    messages = [{"role": "user", "content": text}]
+    try:
+        encode_prompt(tokenizer, messages, **{**(defaults or {}), **options})
+    except TemplateError as error:
+        raise ValueError(
+            f"{where} must be options that the target's chat template takes, got {dict(options)}: "
+            f"{error}."
+        ) from error
+
+
+def _names_read(tokenizer: Any) -> set[str]:
+    """Names in the chat template's code, without those that the tokenizer itself sets."""
+    if not getattr(tokenizer, "chat_template", None):
+        return set()
+    # Tokens of the text: a tree would need the tags that transformers adds to the language.
+    tokens = Environment().lex(tokenizer.get_chat_template())  # nothing is rendered
+    names = {value for _, kind, value in tokens if kind == "name"}
+    own = inspect.signature(tokenizer.apply_chat_template).parameters
+    return names - {"messages", *own, *tokenizer.special_tokens_map}

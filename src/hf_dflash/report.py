@@ -345,6 +345,9 @@ def _facts(measurement: Measurement) -> str:
         ", ".join(f"{name} {value}" for name, value in told.items())
         for told in (settings.template_options, p.drafter.policy)
     )
+    n_own = sum(bool(own) for of_set in measurement.prompt_options.values() for own in of_set)
+    if n_own:
+        options = f"{options or 'none'}; {plural(n_own, 'prompt')} with others"
     facts = {
         "command": p.command,
         "target": target_words(p.target),

@@ -13,9 +13,12 @@ from typer.testing import CliRunner
 
 import bench_agrees
 from bench_pairs import saved_models
+from chat_tokenizers import DROPS_REASONING, byte_tokenizer, with_template
 from checks import check_made_with
 from hf_dflash import cli
 from measurements import measurement, pair_of_runs
+
+OPTION = "enable_thinking"
 
 
 def document(*speedups: float) -> dict[str, Any]:
@@ -82,6 +85,29 @@ def test_it_times_every_prompt_both_ways(
     assert drafted[:4] in ([False, True, True, False], [True, False, False, True])
     assert len(drafted) == len(calls) - 2 == 3 * 4
     assert "difference 0.0%" in capsys.readouterr().out
+
+
+def test_prompts_are_encoded_as_the_benchmark_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: list[str]
+) -> None:
+    with_template(byte_tokenizer(), DROPS_REASONING).save_pretrained(pair[1])
+    data, result = tmp_path / "d.jsonl", tmp_path / "b.json"
+    rows = [{"prompt": "Hello"}, {"prompt": "yes", "chat_template_kwargs": {OPTION: True}}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = ["--dataset", str(data), "--json", str(result), "--max-new-tokens", "4", *pair]
+    made = CliRunner().invoke(cli.app, ["bench", *wanted, "--template-option", f"{OPTION}=false"])
+    assert made.exit_code == 0, made.output
+    encoded: set[int] = set()
+
+    def seconds(_target: Any, inputs: Any, _assistant: Any, _n: int) -> float:
+        encoded.add(inputs.input_ids.shape[1])
+        return 1.0
+
+    monkeypatch.setattr(bench_agrees, "seconds", seconds)
+    agrees(monkeypatch, result, *pair, "--repeats", "1")
+    runs = json.loads(result.read_text())["runs"]
+    assert encoded == {run["n_prompt_tokens"] for run in runs}
+    assert {run["thinking"] for run in runs} == {True, False}
 
 
 def test_it_decodes_with_each_block_size_and_writes_what_it_found(

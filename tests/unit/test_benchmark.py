@@ -91,7 +91,7 @@ def test_the_cycles_are_those_of_the_statistics() -> None:
     target = tiny_target(vocab_size=360)
     models = bench_models(target=target)
     bench = benchmark(models, methods=["plain", "dflash"])
-    input_ids = bench._encode(PROMPT.turns, [])
+    input_ids = bench._encode(PROMPT, [])
     drafter, _ = scripted(target, input_ids, N_NEW, mixed, block_size=BLOCK)
     bench.models = replace(models, drafter=drafter)
     run = bench.run_prompt("set", 0, PROMPT)[1]
@@ -111,7 +111,7 @@ def test_the_cycles_are_those_of_the_statistics() -> None:
 def test_a_draft_that_ends_the_output_is_accepted_in_every_loop() -> None:
     target = tiny_target(vocab_size=360)
     models = bench_models(target=target)
-    input_ids = benchmark(models)._encode(PROMPT.turns, [])
+    input_ids = benchmark(models)._encode(PROMPT, [])
     drafter, plain = scripted(target, input_ids, N_NEW, block_size=BLOCK)  # always right
     new = plain[0, input_ids.shape[1] :].tolist()
     stop = next(i for i in range(2, N_NEW) if i % BLOCK in (1, 2) and new[i] not in new[:i])
@@ -190,7 +190,7 @@ def test_later_turns_follow_the_answer_of_plain_decoding() -> None:
         (1, "dflash"),
     ]
     answer = bench.models.tokenizer.decode(runs[0].token_ids, skip_special_tokens=True)
-    assert runs[2].n_prompt_tokens == bench._encode(prompt.turns, [answer]).shape[1]
+    assert runs[2].n_prompt_tokens == bench._encode(prompt, [answer]).shape[1]
     assert runs[2].n_prompt_tokens > runs[0].n_prompt_tokens
     assert all(run.language == "de" and run.thinking and run.prompt_index == 5 for run in runs)
 
@@ -213,13 +213,26 @@ def test_a_template_that_thinks_unasked_is_known(
     if template is not None:
         tokenizer = with_template(tokenizer, template)
     bench = benchmark(bench_models(tokenizer=tokenizer), template_options=options)
-    assert bench.thinks is thinks
+    assert bench.thinks(PROMPT) is thinks
+
+
+def test_a_prompts_own_options_come_before_those_of_all() -> None:
+    models = bench_models(tokenizer=with_template(byte_tokenizer(), DROPS_REASONING))
+    bench = benchmark(
+        models, methods=["plain", "dflash"], template_options={"enable_thinking": False}
+    )
+    thinking = replace(PROMPT, template_options={"enable_thinking": True})
+    off, on = (bench.run_prompt("set", 0, prompt) for prompt in (PROMPT, thinking))
+    assert [{run.thinking for run in runs} for runs in (off, on)] == [{False}, {True}]
+    n_closed = len(models.tokenizer("<think>\n\n</think>\n\n").input_ids)
+    for without, with_thinking in zip(off, on, strict=True):
+        assert without.n_prompt_tokens == with_thinking.n_prompt_tokens + n_closed
 
 
 def test_a_difference_is_recorded_with_its_place_and_gap() -> None:
     bench = benchmark(methods=["plain", "dflash"])
     plain = bench.run_prompt("set", 0, PROMPT)[0]
-    prompt_ids = bench._encode(PROMPT.turns, [])
+    prompt_ids = bench._encode(PROMPT, [])
     common = torch.cat([prompt_ids, torch.tensor([plain.token_ids[:7]])], dim=1)
     logits = bench.models.target(common).logits[0, -1].detach()
     first, second = logits.topk(2).values.tolist()
@@ -259,7 +272,7 @@ def test_rows_are_those_that_each_method_chose_from(penalty: float | None) -> No
     models = bench_models()
     models.target.generation_config.repetition_penalty = penalty
     bench = benchmark(models)
-    call = Call("set", 0, 0, 0, PROMPT, bench._encode(PROMPT.turns, []))
+    call = Call("set", 0, 0, 0, PROMPT, bench._encode(PROMPT, []))
     for variant in bench.variants:
         made = bench._run(variant, call)
         assert any(len(rows) > 1 for rows in made.target_rows[1:]) == (variant.method != "plain")
@@ -351,7 +364,7 @@ class PlainTokenizer:
 
 def test_without_a_chat_template_the_text_goes_on() -> None:
     bench = benchmark(bench_models(tokenizer=PlainTokenizer()))
-    assert bench._encode(("ab", "c"), ["x"]).tolist() == [[ord(c) for c in "ab\n\nx\n\nc"]]
+    assert bench._encode(BenchmarkPrompt(("ab", "c")), ["x"]).tolist() == [[ord(c) for c in "ab\n\nx\n\nc"]]
 
 
 def test_a_prompt_without_a_token_is_refused() -> None:

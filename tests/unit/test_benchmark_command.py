@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from typer.testing import CliRunner
 
 from bench_pairs import WRITTEN, saved_models
+from chat_tokenizers import DROPS_REASONING, byte_tokenizer, with_template
 from hf_dflash import benchmark_command, chain_decoding, cli
 from hf_dflash.benchmark import Benchmark
 from hf_dflash.benchmark_command import BenchOptions, run_bench
 from hf_dflash.measurement import Measurement, Run, read_measurement
+from hf_dflash.report import report_html
 from hf_dflash.verification import verify_greedy
 from pairs import tiny_target
 
@@ -89,6 +92,7 @@ def test_the_file_names_no_place_of_this_machine(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/hf-dflash", "bench", *options])
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # wherever temporary files lie
     assert bench(*options, "--n-prompts", "1").exit_code == 0
     document = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert document["provenance"]["command"].startswith(
@@ -274,8 +278,81 @@ def test_a_tie_is_an_error_in_float32_only(
     assert "0.0000, a near tie" in shown.stdout
 
 
+def thinking_target(options: list[str]) -> None:
+    """Make the target one that thinks unless told not to, and may be told a style."""
+    place = options.index("--target") + 1
+    copy = Path(options[options.index("--json") + 1]).parents[1] / "thinking"
+    shutil.copytree(options[place], copy)
+    refuses = "{% if style == 'loud' %}{{ raise_exception('be quiet') }}{% endif %}"
+    with_template(byte_tokenizer(), refuses + DROPS_REASONING).save_pretrained(copy)
+    options[place] = str(copy)
+
+
+def with_rows(options: list[str], *template_options: Any) -> None:
+    """Give the data set one prompt for each options of the chat template."""
+    rows = [{"prompt": "Hello", "chat_template_kwargs": own} for own in template_options]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    Path(options[options.index("--dataset") + 1]).write_text(text)
+
+
+def test_one_run_holds_prompts_with_thinking_and_without(
+    options: list[str], tmp_path: Path
+) -> None:
+    thinking_target(options)
+    with_rows(options, {"enable_thinking": True}, {"enable_thinking": False}, None)
+    off = ["--template-option", "enable_thinking=false"]
+    assert bench(*options, *off).exit_code == 0
+    measurement = result_of(tmp_path)
+    thinking = [True, False, False]
+    assert all(run.thinking == thinking[run.prompt_index] for run in measurement.runs)
+    own = [{"enable_thinking": True}, {"enable_thinking": False}, {}]
+    assert measurement.prompt_options == {"mine": own}
+    slices = measurement.summary.slices["thinking"]
+    assert {value: s[0].n_prompts for value, s in slices.items()} == {"on": 1, "off": 2}
+    page = report_html(measurement)
+    assert "enable_thinking False; 2 prompts with others" in page
+    assert "by thinking" in page
+    before = (tmp_path / "out" / "bench.json").read_bytes()
+    with_rows(options, {"enable_thinking": True}, None, None)
+    other = bench(*options, *off)
+    assert other.exit_code == 2
+    assert "holds another measurement (prompt_options:" in other.stderr
+    assert (tmp_path / "out" / "bench.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            {"enable_thinkin": True},
+            "must be options that the target's chat template reads, got ['en",
+        ),
+        (
+            {"add_generation_prompt": False},
+            "must be options that the target's chat template reads, got ['add_gen",
+        ),
+        (
+            {"style": "loud"},
+            "must be options that the target's chat template takes, got {'style': 'loud'}: be q",
+        ),
+        ({"enable_thinking": "no"}, "enable_thinking must be true or false, got 'no'"),
+        ("no", "must be a dict or its JSON text, got 'no'"),
+    ],
+)
+def test_an_option_that_the_template_does_not_know_is_named_with_its_line(
+    options: list[str], tmp_path: Path, own: Any, message: str
+) -> None:
+    thinking_target(options)
+    with_rows(options, None, own)
+    shown = bench(*options)
+    assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1)
+    assert f"{tmp_path / 'mine.jsonl'}, line 2: `chat_template_kwargs` {message}" in shown.stderr
+    assert not [*(tmp_path / "out").iterdir()]
+
+
 def test_baselines_can_be_left_out(options: list[str], tmp_path: Path) -> None:
     without = ["--no-stock", "--lookup", "0", "--block-size", "3", "--block-size", "4"]
+    thinking_target(options)
     kept = [o for i, o in enumerate(options) if "assistant" not in {o[2:], options[i - 1][2:]}]
     extra = ["--template-option", "enable_thinking=false", "--template-option", "style=plain"]
     assert bench(*kept, *without, *extra, "--temperature", "1").exit_code == 0
@@ -305,6 +382,8 @@ def test_baselines_can_be_left_out(options: list[str], tmp_path: Path) -> None:
         (["--assistant", "/no/such/folder"], "`assistant` must be a folder or a Hub repository"),
         (["--template-option", "thinking"], "`template_option` must be NAME=VALUE, got 'thinking'"),
         (["--template-option", "a=[1]"], "`template_option` a must be a text, a number"),
+        (["--template-option", "thinking=off"], "`template_option` thinking must be true or false"),
+        (["--template-option", "a=1"], "`template_option` must be options that the target's chat"),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], extra: list[str], message: str) -> None:

@@ -21,6 +21,7 @@ from hf_dflash.benchmark_data import (
     dataset_name,
     load_prompts,
 )
+from hf_dflash.chats import read_chats
 
 STEPS = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 HUMANEVAL = {"prompt": "def f():\n", "entry_point": "f", "test": "def check(c):\n    pass"}
@@ -225,8 +226,23 @@ def test_any_json_lines(tmp_path: Path) -> None:
         BenchmarkPrompt(("Hallo",), "de"),
         BenchmarkPrompt(("one", "two"), answer="2"),
     ]
+    assert [p.source for p in load_prompts(path, 9)] == [f"{path}, line 1", f"{path}, line 3"]
     assert dataset_name(path) == "mine"
     assert dataset_name("gsm8k") == "gsm8k"
+
+
+def test_a_row_may_say_what_the_chat_template_gets(tmp_path: Path) -> None:
+    """As a row of training data does: the same records, read by either."""
+    rows = [
+        {"prompt": "a", "chat_template_kwargs": {"enable_thinking": False, "style": "dry"}},
+        {"prompt": "b", "chat_template_kwargs": '{"enable_thinking": true}'},
+        {"prompt": "c", "chat_template_kwargs": None},
+        {"prompt": "d"},
+    ]
+    path = lines(tmp_path, *rows)
+    found = [dict(prompt.template_options) for prompt in load_prompts(path, 9)]
+    assert found == [{"enable_thinking": False, "style": "dry"}, {"enable_thinking": True}, {}, {}]
+    assert found == [chat.template_options for chat in read_chats(path)]
 
 
 @pytest.mark.parametrize(
@@ -240,6 +256,18 @@ def test_any_json_lines(tmp_path: Path) -> None:
         ('{"turns": "abc"}', r"line 2: needs an object like"),
         ('{"turns": ["a", 3]}', r"line 2: needs an object like"),
         ('{"prompt": "a", "answer": 3}', r"line 2: `language`, `answer` and `tests` must be texts"),
+        (
+            '{"prompt": "a", "chat_template_kwargs": [1]}',
+            r"line 2: `chat_template_kwargs` must be a dict or its JSON text, got \[1\]",
+        ),
+        (
+            '{"prompt": "a", "chat_template_kwargs": {"enable_thinking": "false"}}',
+            r"line 2: `chat_template_kwargs` enable_thinking must be true or false, got 'false'",
+        ),
+        (
+            '{"prompt": "a", "chat_template_kwargs": {"style": null}}',
+            r"line 2: `chat_template_kwargs` style must be a text, a number, true or false, got No",
+        ),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: str, message: str) -> None:

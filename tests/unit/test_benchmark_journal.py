@@ -82,6 +82,10 @@ def test_half_a_first_line_is_a_new_journal(tmp_path: Path) -> None:
         ({"settings": replace(PLAN.settings, temperature=1.0)}, r"temperature: 0\.0 there, 1\.0"),
         ({"settings": replace(PLAN.settings, block_sizes=[4])}, r"block_sizes: \[\] there, \[4\]"),
         ({"prompts": {"gsm8k": [["another"]]}}, r"prompts: .* there, .*another.* now"),
+        (
+            {"prompt_options": {"gsm8k": [{"enable_thinking": True}, {}, {}]}},
+            r"prompt_options: \{\} there, .*'enable_thinking': True.* now",
+        ),
     ],
 )
 def test_another_configuration_is_refused(

@@ -138,6 +138,15 @@ def test_a_run_that_contradicts_itself_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_options_of_prompts_are_read_back_and_must_be_as_many(tmp_path: Path) -> None:
+    options = {"gsm8k": [{"enable_thinking": True}, {}, {"style": "dry", "depth": 2}]}
+    write_measurement(measurement(prompt_options=options), tmp_path / "bench.json")
+    assert read_measurement(tmp_path / "bench.json").prompt_options == options
+    short = measurement(prompt_options={"gsm8k": [{}]})
+    with pytest.raises(ValueError, match=r"`prompt_options` must be as many as the 3 .*, got 1"):
+        write_measurement(short, tmp_path / "other.json")
+
+
 def test_two_runs_of_the_same_thing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`runs` must differ .*'gsm8k', 0, 0, .* twice"):
         write_measurement(measurement([run(), run()]), tmp_path / "bench.json")
