@@ -127,8 +127,10 @@ def _measure(
     wall_s = max(seconds for _, seconds in parts)
     first, *others = ranks.gather(journal.few_rows)
     same = first if all(other == first for other in others) else None
-    provenance = replace(journal.plan.provenance, few_rows=same)
-    return replace(journal.plan, provenance=provenance, runs=runs, token_texts=texts, wall_s=wall_s)
+    # As it began: one that had measured nothing yet begins anew with each sitting.
+    plan = min(ranks.gather([journal.plan]), key=lambda plan: plan.provenance.date)
+    provenance = replace(plan.provenance, few_rows=same)
+    return replace(plan, provenance=provenance, runs=runs, token_texts=texts, wall_s=wall_s)
 
 
 def _in_order(runs: Sequence[Run], places: Sequence[tuple[str, int]]) -> list[Run]:
