@@ -18,6 +18,7 @@ from .benchmark_journal import Journal, refuse_other
 from .benchmark_quality import Judge
 from .benchmark_view import duration, is_error, progress, show
 from .checkpoint_dflash import check_folder_exists
+from .generation_dflash import refuse_target
 from .loading import check_source
 from .measurement import Measurement, Run, Settings, read_measurement, spell, write_measurement
 from .modeling_dflash import DFlashDraftModel
@@ -25,7 +26,7 @@ from .prompt_encoding import check_template_options
 from .provenance import provenance_of, published_command, published_name
 from .ranks import Ranks
 from .smollm2 import demo_drafter_folder, target_folder
-from .target import text_config
+from .target import check_pair, text_config
 
 DTYPES = ("float32", "bfloat16", "float16")
 #: Exit status when outputs differ that must not.
@@ -234,6 +235,8 @@ def _load_models(options: BenchOptions, device: str, console: Console) -> Models
     dtype = getattr(torch, options.dtype)
     drafter: Any = DFlashDraftModel.from_pretrained(drafter_name, dtype=dtype)
     target: Any = AutoModelForCausalLM.from_pretrained(target_name, dtype=dtype)
+    refuse_target(target)
+    check_pair(target, drafter.config)
     assistant: Any = None
     if options.assistant:
         assistant = AutoModelForCausalLM.from_pretrained(options.assistant, dtype=dtype)

@@ -184,18 +184,30 @@ def _check_call(target: Any, mode: Any, config: GenerationConfig, kwargs: dict[s
     drafting_policy(drafter, config)
 
 
-def _refuse_unsupported(
-    target: Any, mode: Any, config: GenerationConfig, kwargs: dict[str, Any]
-) -> None:
+def refuse_target(target: Any) -> None:
+    """Refuse a target that cannot decode with any drafter, before any work.
+
+    Raises:
+        NotImplementedError: It is an encoder-decoder, or keeps a state that cannot be rolled back.
+    """
     name = type(target).__name__
-    n_sequences = config.num_return_sequences
-    unsupported = [
+    _refuse(
         (target.config.is_encoder_decoder, f"{name}, an encoder-decoder target,", _PLAIN),
         (
             getattr(target, "_is_stateful", False),
             f"{name}, whose recurrent state cannot be rolled back,",
             _PLAIN,
         ),
+    )
+
+
+def _refuse_unsupported(
+    target: Any, mode: Any, config: GenerationConfig, kwargs: dict[str, Any]
+) -> None:
+    refuse_target(target)
+    name = type(target).__name__
+    n_sequences = config.num_return_sequences
+    _refuse(
         (
             _learns_prompt(target),
             "a PEFT adapter of virtual tokens, which feeds one token a forward,",
@@ -205,15 +217,19 @@ def _refuse_unsupported(
         (n_sequences > 1, f"`num_return_sequences`={n_sequences}", "one call a sequence"),
         (mode != GenerationMode.ASSISTED_GENERATION, f"generation mode '{mode.value}'", _PLAIN),
         (kwargs.get("synced_gpus"), "`synced_gpus`", "a target not sharded by ZeRO-3 or FSDP"),
-    ]
+    )
+    modes = getattr(target, "_supported_generation_modes", None)
+    if modes is not None and mode not in modes:
+        raise ValueError(f"`{name}` supports only {modes}, got '{mode}'.")
+
+
+def _refuse(*unsupported: tuple[Any, str, str]) -> None:
+    """Refuse what applies: whether it does, what it is, what to use in its place."""
     for applies, what, instead in unsupported:
         if applies:
             raise NotImplementedError(
                 f"Decoding with a DFlash drafter does not support {what} yet. Use {instead}."
             )
-    modes = getattr(target, "_supported_generation_modes", None)
-    if modes is not None and mode not in modes:
-        raise ValueError(f"`{name}` supports only {modes}, got '{mode}'.")
 
 
 def _learns_prompt(target: Any) -> bool:

@@ -18,10 +18,6 @@ from transformers import (
     GenerationMixin,
     JambaConfig,
     JambaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -31,6 +27,7 @@ from hf_dflash import DFlashDraftModel, generation_dflash
 from hf_dflash.generation_dflash import drafting_policy, install_dispatch, remove_dispatch
 from hf_dflash.outputs_dflash import CACHE_NAME
 from pairs import ScriptedDrafter, random_drafter, tiny_target
+from refused_targets import tiny_mamba, tiny_qwen3_next
 
 METHODS = ("_assisted_decoding", "_validate_generation_mode")
 
@@ -208,10 +205,6 @@ def tiny_t5():
     return T5ForConditionalGeneration(config).eval()
 
 
-def tiny_mamba():
-    return MambaForCausalLM(MambaConfig(vocab_size=96, hidden_size=32, num_hidden_layers=4)).eval()
-
-
 def tiny_jamba():
     config = JambaConfig(
         vocab_size=96,
@@ -226,30 +219,6 @@ def tiny_jamba():
         use_mamba_kernels=False,
     )
     return JambaForCausalLM(config).eval()
-
-
-def tiny_qwen3_next():
-    torch.manual_seed(0)
-    config = Qwen3NextConfig(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=2,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return Qwen3NextForCausalLM(config).eval()
 
 
 @pytest.mark.parametrize(
