@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
+from typing import Any
 
 import torch
 
-from hf_dflash.provenance import Origin, origin, published_command
+from hf_dflash import provenance
 
 #: What a benchmark runs; results, which lie beside it, are no code.
 CODE = ("src", "benchmarks/*.py")
 
 
-def made_with(device: torch.device | None = None) -> Origin:
+def made_with(device: torch.device | None = None) -> dict[str, Any]:
     """Command, commit, date, versions, device and threads of this process.
 
     Args:
         device: That computes; the CPU if left out.
     """
-    command = published_command("python", sys.argv)
-    return origin(command, device or torch.device("cpu"), CODE)
+    command = provenance.published_command("python", sys.argv)
+    return asdict(provenance.made_with(command, device or torch.device("cpu"), CODE))
 
 
 def usual_device() -> torch.device:

@@ -13,11 +13,12 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .measurement_runs import (
     CycleSeconds,
     DrafterInfo,
+    MadeWith,
     Method,
     Mode,
     Provenance,
@@ -47,6 +48,7 @@ __all__ = [
     "Difference",
     "DrafterInfo",
     "Identity",
+    "MadeWith",
     "Measurement",
     "Method",
     "MethodSummary",
@@ -66,6 +68,7 @@ __all__ = [
     "check_run",
     "from_plain",
     "read_measurement",
+    "read_record",
     "spell",
     "summarise",
     "write_measurement",
@@ -73,6 +76,7 @@ __all__ = [
 ]
 
 SCHEMA = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,31 @@ def read_measurement(path: str | Path) -> Measurement:
     measurement: Measurement = from_plain(Measurement, parts, str(path))
     check_measurement(measurement, str(path))
     return measurement
+
+
+def read_record(kind: type[T], path: Path, told: str, *, schema: int | None = None) -> T:
+    """Read a JSON file that holds one record and nothing else.
+
+    Args:
+        kind: Dataclass of the record, or a dict of simple values.
+        path: The file.
+        told: What the JSON is, for messages: "written by DFlashTrainer".
+        schema: That the file must name; None: such files name none.
+
+    Raises:
+        ValueError: The file is not one; the message says where.
+        OSError: It cannot be read.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of the JSON or of its encoding
+        raise ValueError(f"{path} must be JSON {told}: {error}.") from error
+    if schema is not None:
+        found = document.pop("schema", None) if isinstance(document, dict) else None
+        if found != schema:
+            raise ValueError(f"{path} must be JSON {told} with `schema` {schema}, got {found!r}.")
+    record: T = from_plain(kind, document, str(path))
+    return record
 
 
 def write_measurement(measurement: Measurement, path: str | Path) -> None:

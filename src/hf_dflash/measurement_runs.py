@@ -45,8 +45,8 @@ class DrafterInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Provenance:
-    """Everything that the figures depend on, apart from the settings."""
+class MadeWith:
+    """Code and machine of a record: the part of its provenance that no model decides."""
 
     command: str
     commit: str | None  # of the checkout that ran, "-dirty" if it was changed; None if installed
@@ -54,6 +54,12 @@ class Provenance:
     versions: dict[str, str]  # "hf_dflash", "torch", "transformers", "python"
     device: str
     threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance(MadeWith):
+    """Everything that the figures depend on, apart from the settings."""
+
     dtype: str
     seed: int
     target: TargetInfo
@@ -62,6 +68,9 @@ class Provenance:
     # Of how many rows products were made the other way (see `few_rows`), which every process finds
     # out by the clock; empty: of none. None: older files, or processes or sittings that differ.
     few_rows: list[int] | None = None
+    # Of the package's source files, see `hash_of_code`: two changed checkouts of one commit differ
+    # in it. Older files do not have it.
+    code_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

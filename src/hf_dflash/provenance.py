@@ -7,8 +7,9 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import transformers
@@ -16,23 +17,12 @@ import transformers
 from . import __version__
 from .checkpoint_dflash import weight_files
 from .few_rows import rows_the_other_way
-from .measurement_runs import DrafterInfo, Provenance, TargetInfo
+from .measurement_runs import DrafterInfo, MadeWith, Provenance, TargetInfo
 
 _POLICY = ("num_assistant_tokens", "assistant_confidence_threshold", "temperature")
 
 
-class Origin(TypedDict):
-    """What any measurement was made with: the part of `Provenance` that no model decides."""
-
-    command: str
-    commit: str | None
-    date: str
-    versions: dict[str, str]
-    device: str
-    threads: int
-
-
-def origin(command: str, device: torch.device, code: Sequence[str] = ("src",)) -> Origin:
+def made_with(command: str, device: torch.device, code: Sequence[str] = ("src",)) -> MadeWith:
     """Describe code, versions and machine of what begins now.
 
     Args:
@@ -40,7 +30,7 @@ def origin(command: str, device: torch.device, code: Sequence[str] = ("src",)) -
         device: That computes.
         code: What of the checkout is run, as git names paths.
     """
-    return Origin(
+    return MadeWith(
         command=command,
         commit=commit_of_checkout(code),
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -69,7 +59,7 @@ def provenance_of(
     """
     config = drafter.config
     return Provenance(
-        **origin(command, target.device),
+        **asdict(made_with(command, target.device)),
         dtype=str(target.dtype).removeprefix("torch."),
         seed=seed,
         target=TargetInfo(published_name(target.name_or_path), _revision(target)),
@@ -85,6 +75,7 @@ def provenance_of(
         ),
         n_processes=n_processes,
         few_rows=rows_the_other_way(target, drafter),
+        code_sha256=hash_of_code(),
     )
 
 
@@ -161,6 +152,19 @@ def commit_of_checkout(code: Sequence[str] = ("src",)) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return f"{commit}-dirty" if changes else commit
+
+
+def hash_of_code() -> str:
+    """First 12 digits of the SHA-256 over names and content of the package's source files.
+
+    A commit does not tell two changed checkouts apart, and an installed package has none.
+    """
+    folder, digest = Path(__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()[:12]
 
 
 def device_name(device: torch.device) -> str:

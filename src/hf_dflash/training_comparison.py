@@ -5,27 +5,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from .measurement import from_plain
+from .measurement import MadeWith, read_record
 
 TRAINING_COMPARISON_NAME = "training_runs.json"
-
-
-@dataclass(frozen=True, slots=True)
-class MadeWith:
-    """Code and machine of a run or of a comparison."""
-
-    command: str
-    commit: str | None
-    date: str
-    versions: dict[str, str]
-    device: str
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +61,7 @@ def read_training_comparison(path: Path) -> TrainingComparison:
         ValueError: The file is not one; the message says where.
         OSError: It cannot be read.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of the JSON or of its encoding
-        raise ValueError(f"{path} must be JSON of compared training runs: {error}.") from error
-    comparison: TrainingComparison = from_plain(TrainingComparison, document, str(path))
-    return comparison
+    return read_record(TrainingComparison, path, "of compared training runs")
 
 
 def seeds_text(values: Sequence[float]) -> str:

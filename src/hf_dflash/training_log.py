@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .measurement import from_plain, write_whole
+from .measurement import read_record, write_whole
 
 TRAINING_LOG_NAME = "training_log.json"
 SCHEMA = 1
@@ -68,18 +68,7 @@ def read_training_log(path: Path) -> TrainingLog:
         ValueError: The file is not one; the message says where.
         OSError: It cannot be read.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of the JSON or of its encoding
-        raise ValueError(f"{path} must be JSON written by DFlashTrainer: {error}.") from error
-    schema = document.pop("schema", None) if isinstance(document, dict) else None
-    if schema != SCHEMA:
-        raise ValueError(
-            f"{path} must be a {TRAINING_LOG_NAME} of DFlashTrainer with `schema` {SCHEMA}, got "
-            f"{schema!r}."
-        )
-    log: TrainingLog = from_plain(TrainingLog, document, str(path))
-    return log
+    return read_record(TrainingLog, path, "written by DFlashTrainer", schema=SCHEMA)
 
 
 def write_data_record(rows: Path, record: Mapping[str, Any]) -> None:
@@ -96,16 +85,8 @@ def read_data_record(rows: Path) -> dict[str, Scalar]:
     path = _data_record(rows)
     if not path.is_file():
         return {"rows": rows.name}
-    try:
-        record: dict[str, Scalar] = from_plain(
-            dict[str, Scalar], json.loads(path.read_text(encoding="utf-8")), str(path)
-        )
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path} must be JSON that `hf-dflash prepare` wrote beside the rows: {error}. Prepare "
-            "them again, or delete it."
-        ) from error
-    return record
+    told = "that `hf-dflash prepare` wrote beside the rows (prepare them again, or delete it)"
+    return read_record(dict[str, Scalar], path, told)
 
 
 def _data_record(rows: Path) -> Path:

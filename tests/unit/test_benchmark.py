@@ -364,7 +364,9 @@ class PlainTokenizer:
 
 def test_without_a_chat_template_the_text_goes_on() -> None:
     bench = benchmark(bench_models(tokenizer=PlainTokenizer()))
-    assert bench._encode(BenchmarkPrompt(("ab", "c")), ["x"]).tolist() == [[ord(c) for c in "ab\n\nx\n\nc"]]
+    assert bench._encode(BenchmarkPrompt(("ab", "c")), ["x"]).tolist() == [
+        [ord(c) for c in "ab\n\nx\n\nc"]
+    ]
 
 
 def test_a_prompt_without_a_token_is_refused() -> None:

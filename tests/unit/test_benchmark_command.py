@@ -12,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bench_pairs import WRITTEN, saved_models
+from bench_pairs import WRITTEN, chat_tokenizer, saved_models
 from chat_tokenizers import DROPS_REASONING, byte_tokenizer, with_template
 from hf_dflash import benchmark_command, chain_decoding, cli
 from hf_dflash.benchmark import Benchmark
@@ -20,7 +20,8 @@ from hf_dflash.benchmark_command import BenchOptions, run_bench
 from hf_dflash.measurement import Measurement, Run, read_measurement
 from hf_dflash.report import report_html
 from hf_dflash.verification import verify_greedy
-from pairs import tiny_target
+from pairs import random_drafter, tiny_target
+from refused_targets import tiny_mamba, tiny_qwen3_next
 
 ROWS = [
     {"prompt": "Hello", "answer": "7"},
@@ -178,6 +179,22 @@ def test_a_finished_run_is_shown_again_and_another_one_refused(
     assert other.exit_code == 2
     assert "holds another measurement (repeats: 1 there, 2 now)" in other.stderr
     assert (tmp_path / "out" / "bench.json").read_bytes() == before
+
+
+def test_a_run_does_not_go_on_with_other_code(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Interrupted(monkeypatch, KeyboardInterrupt())
+    assert bench(*options).exit_code != 0
+    path = tmp_path / "out" / "bench.json.rank0.jsonl"
+    kept = path.read_bytes()
+    with monkeypatch.context() as changed:
+        changed.setattr("hf_dflash.provenance.hash_of_code", lambda: "0123456789ab")
+        other = bench(*options)
+    assert other.exit_code == 2
+    assert "0123456789ab now). Use the same options" in other.stderr
+    assert path.read_bytes() == kept
+    assert bench(*options).exit_code == 0, "it goes on with the code that began"
 
 
 def one_draft_too_many(draft_ids: Any, target_ids: Any, stop_ids: Any) -> Any:
@@ -411,19 +428,67 @@ def test_a_data_set_is_needed(tmp_path: Path) -> None:
         run_bench(BenchOptions([], tmp_path / "bench.json"))
 
 
-def test_a_pair_that_does_not_fit_is_refused_before_anything_is_measured(
-    options: list[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_target_layers": 9}, "another target: its `num_target_layers` is 9, this Qwen3"),
+        ({"target_hidden_size": 64}, "another target: its `target_hidden_size` is 64, this Qwen3"),
+        ({"hidden_size": 64}, "drafter's `hidden_size` 64 is not the width of the target's embedd"),
+        (
+            {"vocab_size": 300, "mask_token_id": 299},
+            "another target: its `vocab_size` is 300, this Qwen3ForCausalLM has 360. Load the",
+        ),
+        (
+            {"num_target_layers": None, "target_layer_ids": [0, 4]},
+            "`target_layer_ids` must be layers of the target (0..3), got [0, 4]. Load the drafter",
+        ),
+    ],
+)
+def test_a_pair_that_does_not_fit_is_refused_before_anything_is_touched(
+    options: list[str], tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    config = Path(options[options.index("--drafter") + 1]) / "config.json"
-    fields = json.loads(config.read_text())
-    other = tmp_path / "drafter"
-    other.mkdir()
-    weights = config.with_name("model.safetensors")
-    (other / weights.name).write_bytes(weights.read_bytes())
-    (other / "config.json").write_text(json.dumps(fields | {"num_target_layers": 9}))
-    shown = bench(*options, "--drafter", str(other))
-    assert shown.exit_code == 2
-    assert "9" in shown.stderr
+    random_drafter(tiny_target(vocab_size=360), 4, **changes).save_pretrained(tmp_path / "drafter")
+    refused_untouched([*options, "--drafter", str(tmp_path / "drafter")], tmp_path, message)
+
+
+def test_a_mask_token_beyond_the_vocabulary_is_refused_before_anything_is_touched(
+    options: list[str], pair: dict[str, str], tmp_path: Path
+) -> None:
+    drafter = tmp_path / "drafter"
+    shutil.copytree(pair["drafter"], drafter)
+    fields = json.loads((drafter / "config.json").read_text())
+    fields["dflash_config"]["mask_token_id"] = 360
+    (drafter / "config.json").write_text(json.dumps(fields))
+    message = "`mask_token_id` must be in [0, 359], got 360. It is a row of the target's embedding"
+    refused_untouched([*options, "--drafter", str(drafter)], tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("recurrent", "name"),
+    [(tiny_mamba, "MambaForCausalLM"), (tiny_qwen3_next, "Qwen3NextForCausalLM")],
+)
+def test_a_target_that_cannot_be_rolled_back_is_refused_before_anything_is_touched(
+    options: list[str], tmp_path: Path, recurrent: Callable[..., Any], name: str
+) -> None:
+    target = recurrent(vocab_size=360)
+    target.save_pretrained(tmp_path / "recurrent")
+    chat_tokenizer().save_pretrained(tmp_path / "recurrent")
+    random_drafter(target).save_pretrained(tmp_path / "drafter")
+    folders = [f"--target={tmp_path / 'recurrent'}", f"--drafter={tmp_path / 'drafter'}"]
+    message = f"not support {name}, whose recurrent state cannot be rolled back, yet. Use plain"
+    refused_untouched([*options, *folders], tmp_path, message)
+
+
+def refused_untouched(options: list[str], tmp_path: Path, message: str) -> None:
+    """One line says why, with and without an earlier result and journal, which are not read."""
+    out = tmp_path / "out"
+    for kept in ({}, {"bench.json": "a result", "bench.json.rank0.jsonl": "half a line"}):
+        for name, text in kept.items():
+            (out / name).write_text(text)
+        shown = bench(*options)
+        assert (shown.exit_code, shown.stderr.count("\n")) == (2, 1), shown.stderr
+        assert message in shown.stderr
+        assert {path.name: path.read_text() for path in out.iterdir()} == kept
 
 
 def test_without_options_it_is_the_shipped_pair(

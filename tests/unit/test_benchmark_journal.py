@@ -71,6 +71,8 @@ def test_half_a_first_line_is_a_new_journal(tmp_path: Path) -> None:
         ({"provenance": provenance(dtype="bfloat16")}, r"dtype: float32 there, bfloat16 now"),
         ({"provenance": provenance(threads=2)}, r"threads: 1 there, 2 now"),
         ({"provenance": provenance(commit=None)}, r"commit: 0{40} there, None now"),
+        # Changed in another way since, or begun by a version that did not look.
+        ({"provenance": provenance(code_sha256="a1b2")}, r"code_sha256: None there, a1b2 now"),
         (
             {
                 "provenance": provenance(

@@ -13,6 +13,7 @@ from hf_dflash import provenance
 from hf_dflash.provenance import (
     commit_of_checkout,
     device_name,
+    hash_of_code,
     provenance_of,
     published_command,
     published_name,
@@ -46,6 +47,7 @@ def test_what_decoded_is_told(pair: tuple[Any, Any], tmp_path: Path) -> None:
     assert drafter.sha256 == hashlib.sha256(weights).hexdigest()
     assert (drafter.target_layer_ids, drafter.policy) == (pair[1].config.target_layer_ids, {})
     assert found.date.endswith("+00:00")
+    assert found.code_sha256 == hash_of_code()
 
 
 def test_the_drafting_policy_is_told(pair: tuple[Any, Any]) -> None:
@@ -167,6 +169,31 @@ def test_the_commit_says_whether_the_code_was_changed(
     assert commit_of_checkout(CODE) == f"{commit}-dirty"
     code.write_text("2\n")
     assert commit_of_checkout() == f"{commit}-dirty"
+
+
+def test_changed_checkouts_of_one_commit_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without git as well."""
+    package = tmp_path / "hf_dflash"
+    package.mkdir()
+    files = {"provenance.py": "1\n", "other.py": "2\n"}
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+
+    def hash_of(changes: dict[str, str]) -> str:
+        for name, text in (files | changes).items():
+            (package / name).write_text(text)
+        found = hash_of_code()
+        for name in changes:
+            (package / name).unlink()
+        return found
+
+    clean = hash_of({})
+    changed = [hash_of(c) for c in ({"other.py": "3\n"}, {"new.py": ""}, {"other.py": "2\n\n"})]
+    moved = hash_of({"provenance.py": "1\n2\n", "other.py": ""})
+    assert len({clean, moved, *changed}) == 5
+    assert hash_of({"notes.txt": "no code"}) == clean
+    assert (len(clean), int(clean, 16) > 0) == (12, True)
 
 
 def test_the_device_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

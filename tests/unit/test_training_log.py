@@ -44,7 +44,7 @@ def test_the_last_evaluation_is_that_of_the_last_step_and_without_times() -> Non
     ("content", "message"),
     [
         ("{", r"training_log\.json must be JSON written by DFlashTrainer"),
-        ("[]", r"of DFlashTrainer with `schema` 1, got None"),
+        ("[]", r"written by DFlashTrainer with `schema` 1, got None"),
         ('{"schema": 2}', "with `schema` 1, got 2"),
         ('{"schema": 1, "date": "now"}', r"must have the fields of TrainingLog; missing \['data'"),
     ],
