@@ -55,6 +55,7 @@ class BenchOptions:
     plain_dtype: str | None = None  # decode plainly in it, too
     stops_at_eos: bool = True
     runs_code: bool = False
+    metrics: Path | None = None  # None: from the Hub, or what they are made of
 
 
 def run_bench(options: BenchOptions) -> int:
@@ -74,7 +75,7 @@ def run_bench(options: BenchOptions) -> int:
     models = _load_models(options, ranks.device, console)
     every_prompt = [prompt for of_set in prompts.values() for prompt in of_set]
     _check_template_options(options, every_prompt, models.tokenizer)
-    judge = Judge(every_prompt, runs_code=options.runs_code)
+    judge = Judge(every_prompt, runs_code=options.runs_code, metrics=options.metrics)
     plan = _plan(options, prompts, models, ranks.n_ranks)
     plan = replace(plan, settings=replace(plan.settings, metrics=judge.names))
     measurement = _kept_result(options.json_file, plan)

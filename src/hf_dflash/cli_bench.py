@@ -109,6 +109,14 @@ def bench(
             "wrote, on this machine, which is as safe as they are.",
         ),
     ] = False,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder with exact_match/exact_match.py and code_eval/code_eval.py of the "
+            "package `evaluate`, for machines without the Hub, from which they come otherwise.",
+        ),
+    ] = None,
 ) -> None:
     """Measure a drafter: speed-up, acceptance length, and whether the output is unchanged.
 
@@ -140,6 +148,7 @@ def bench(
                 template_options=_template_options(template_option or []),
                 stops_at_eos=stop_at_eos,
                 runs_code=run_code,
+                metrics=metrics,
             )
         )
     if status:

