@@ -400,6 +400,7 @@ def test_baselines_can_be_left_out(options: list[str], tmp_path: Path) -> None:
         (["--template-option", "thinking"], "`template_option` must be NAME=VALUE, got 'thinking'"),
         (["--template-option", "a=[1]"], "`template_option` a must be a text, a number"),
         (["--template-option", "thinking=off"], "`template_option` thinking must be true or false"),
+        (["--metrics", "/no/such/folder"], "`metrics` must be a folder with exact_match/exact_mat"),
         (["--template-option", "a=1"], "`template_option` must be options that the target's chat"),
     ],
 )
