@@ -13,12 +13,15 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_dflash.collator import DFlashCollator, EpochRows
+from hf_dflash.drafting import DFlashCandidateGenerator
+from hf_dflash.target import TargetTaps
 from hf_dflash.training_arguments import DFlashTrainingArguments
 from hf_dflash.training_step import TrainingStep
 from pairs import random_drafter, tiny_target
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 BLOCK = 4
+TOLERANCE = 1e-5  # of logits in training and in decoding
 #: Every kind of draft layer; windows shorter than a sequence and a block, and longer.
 DRAFTERS = {
     "dflash": {},
@@ -93,6 +96,52 @@ def block_logits(target: Any, drafter: Any, batch: dict[str, Tensor]) -> Tensor:
         taps = step.target_states(batch).taps
         hidden = step.hidden_states(drafter, batch, taps)
         return step.head(hidden).unflatten(1, (-1, BLOCK))
+
+
+def decoded_logits(target: Any, drafter: Any, document: list[int]) -> dict[int, Tensor]:
+    """What decoding would draft after every prefix (K, V), by the place of the anchor.
+
+    The context grows from anchor to anchor, as in decoding, and each piece of it comes from a
+    forward of the target over that prefix and no more.
+    """
+    generator = DFlashCandidateGenerator(drafter, target)
+    drafts, n_context = {}, 0
+    for anchor in range(3, len(document) - 1):
+        prefix = torch.tensor([document[:anchor]])
+        with TargetTaps(target, drafter.config.target_layer_ids) as taps, taps.recording():
+            target(prefix)
+            rows = [tap[:, n_context:] for tap in taps.take()]
+        generator.add_context(rows, torch.arange(n_context, anchor)[None])
+        n_context = anchor
+        anchor_id = torch.tensor([[document[anchor]]])
+        drafts[anchor] = generator._draft(anchor_id, anchor, BLOCK - 1)
+    return drafts
+
+
+def assert_same_as_decoding(
+    target: Any,
+    drafter: Any,
+    rows: list[Any],
+    documents: list[list[int]],
+    tolerance: float = TOLERANCE,
+) -> None:
+    """Compare every anchor of ``rows`` to decoding ``documents``, their documents in order."""
+    batch = batch_of(rows)
+    logits = block_logits(target, drafter, batch)
+    n_compared = 0
+    remaining = iter(documents)
+    for n in range(len(rows)):
+        for number in range(1, int(batch["document_ids"][n].max()) + 1):
+            with torch.no_grad():
+                expected = decoded_logits(target, drafter, next(remaining))
+            start = int((batch["document_ids"][n] == number).nonzero()[0])
+            for anchor, want in expected.items():
+                slot = batch["anchors"][n].tolist().index(start + anchor)
+                got = logits[n, slot, 1:]
+                torch.testing.assert_close(got, want, atol=tolerance, rtol=TOLERANCE)
+                n_compared += 1
+    assert next(remaining, None) is None
+    assert n_compared == int((batch["anchors"] >= 0).sum()) > 0
 
 
 def generated_rows(target: Any, n_rows: int, n_prompt: int = 4, n_new: int = 24) -> list[Any]:

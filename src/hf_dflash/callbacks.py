@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from .acceptance_counts import count_acceptance
+from .target import input_device
 from .training_checks import base_drafter
 
 PREFIX = "eval_decoding_"
@@ -143,9 +144,10 @@ class DecodingCallback(TrainerCallback):
 
     def _generate(self, prompt: Tensor, **options: Any) -> Any:
         target = self.trainer.target
-        return target.generate(prompt.to(target.device), **self.options, **options)
+        device = input_device(target.get_input_embeddings(), self.trainer.args.device)
+        return target.generate(prompt.to(device), **self.options, **options)
 
     def _now(self) -> float:
-        if self.trainer.target.device.type == "cuda":
+        if self.trainer.args.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()

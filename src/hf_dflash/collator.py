@@ -74,6 +74,8 @@ class DFlashCollator:
         max_positions: Most tokens of a text; `None`: any.
         keeps_slots: Whether a batch has ``n_anchors`` slots even if no row needs them. Compiled
             attention wants constant shapes; any other kind would compute blocks of nothing.
+        pad_to_multiple_of: Of which S is a multiple. Compiled attention is compiled for each S, or
+            for any after the second, so few are wanted.
     """
 
     block_size: int
@@ -85,6 +87,7 @@ class DFlashCollator:
     vocab_size: int | None = None
     max_positions: int | None = None
     keeps_slots: bool = True
+    pad_to_multiple_of: int = 1
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Build one batch.
@@ -108,6 +111,7 @@ class DFlashCollator:
             self.check_ids(row["input_ids"])
             self.check_positions(row)
         n_tokens = max(1, *(len(row["input_ids"]) for row in columns))
+        n_tokens += -n_tokens % self.pad_to_multiple_of
         batch = {
             name: _padded([row[name] for row in columns], n_tokens, fill)
             for name, fill in _fills(self.pad_token_id).items()

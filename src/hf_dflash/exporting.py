@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -16,9 +17,10 @@ from huggingface_hub import HfApi
 from torch import Tensor
 
 from . import __version__
+from .adapter_card import is_adapter, write_adapter_card
 from .checkpointing import PART_FOLDER, publish_files
 from .hub import push_folder
-from .model_card import CardOptions, write_card
+from .model_card import CARD_NAME, CardOptions, write_card
 from .provenance import device_name, published_name, published_path
 from .training_log import Scalar, TrainingLog, as_scalars, write_training_log
 
@@ -104,17 +106,38 @@ def _published(values: Mapping[str, Any]) -> dict[str, Scalar]:
     }
 
 
-def write_run_card(folder: Path, name: str | None) -> None:
-    """Write the card of the drafter that a run has saved.
+@contextmanager
+def own_card(folder: Path) -> Iterator[None]:
+    """Keep a folder's card as it is, or without one, while PEFT writes an adapter and a form."""
+    path = folder / CARD_NAME
+    kept = path.read_bytes() if path.is_file() else None
+    yield
+    if kept is not None:
+        path.write_bytes(kept)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_run_card(folder: Path, name: str | None, licence: str | None = None) -> None:
+    """Write the card of the drafter that a run has saved, or of its adapter.
+
+    Args:
+        folder: Of the drafter or adapter.
+        name: What it is loaded by.
+        licence: As the Hub writes it; by default that of the card that is there.
 
     Raises:
         RuntimeError: It was not saved yet.
     """
+    options = CardOptions(name=name, licence=licence)
+    if is_adapter(folder):
+        write_adapter_card(folder, options)
+        return
     if not (folder / "config.json").is_file():
         raise RuntimeError(
             f"A card tells of a saved drafter, and {folder} holds none. Call `save_model()` first."
         )
-    write_card(folder, options=CardOptions(name=name))
+    write_card(folder, options=options)
 
 
 def push_run(
@@ -127,7 +150,7 @@ def push_run(
     *,
     private: bool | None = None,
 ) -> Any:
-    """Publish the drafter that a run has saved: its files and no checkpoints.
+    """Publish the drafter that a run has saved, or its adapter: its files and no checkpoints.
 
     Args:
         trainer: A `DFlashTrainer`; the repository is named by its arguments, or by the folder.

@@ -72,8 +72,8 @@ def rows_quicker_the_other_way(n_threads: int) -> frozenset[int]:  # noqa: ARG00
 def quick_few_rows(*models: nn.Module) -> Iterator[None]:
     """Let the models' linear layers use `linear` while this lasts, where it is the quicker way.
 
-    Layers on other devices, of other types, and all whose forward somebody else has replaced
-    (hooks of accelerate, `torch.compile`) are left as they are.
+    Layers on other devices, of other types or with quantised weights, and all whose forward
+    somebody else has replaced (hooks of accelerate, `torch.compile`) are left as they are.
     """
     layers, few = _layers_and_rows(models)
 
@@ -106,6 +106,7 @@ def _layers_and_rows(models: Iterable[nn.Module]) -> tuple[list[nn.Module], froz
 def _is_plain(layer: nn.Module) -> bool:
     return (
         type(layer) is nn.Linear
+        and type(layer.weight) is nn.Parameter  # a quantised one is a class of torchao's
         and not _is_replaced(layer)
         and layer.weight.device.type == "cpu"
         and layer.weight.dtype == torch.float32

@@ -16,6 +16,14 @@ from huggingface_hub.utils import validate_repo_id
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from . import modeling_dflash
+from .adapter_card import (
+    ADAPTER_CONFIG_NAME,
+    ADAPTER_WEIGHTS_NAME,
+    adapter_with_place,
+    check_adapter,
+    is_adapter,
+    published_adapter_config,
+)
 from .card_sections import with_place
 from .checkpoint_dflash import SAFE_NAMES, weight_files
 from .configuration_dflash import AUTO_MAP, DFlashConfig
@@ -33,8 +41,9 @@ from .training_comparison import TRAINING_COMPARISON_NAME
 from .training_log import TRAINING_LOG_NAME
 
 #: Sent where they are there; the weights and the code are found by the config and the index.
+_LICENCES = ("LICENSE*", "NOTICE*")
 _DOCUMENTS = (
-    *("generation_config.json", CARD_NAME, "LICENSE*", "NOTICE*"),
+    *("generation_config.json", CARD_NAME, *_LICENCES),
     *(TRAINING_LOG_NAME, TRAINING_COMPARISON_NAME),
 )
 _EVIDENCE = tuple(f"{EVALUATION_FOLDER}/*{ending}" for ending in (".json", ".svg", ".png", ".html"))
@@ -67,7 +76,7 @@ def folder_contents(folder: Path, *, code: bool = True) -> FolderContents:
     """Say which files of a folder are the drafter: those that some loader or reader asks for.
 
     So a folder of a training run may be given as it is: checkpoints, optimiser states and logs of
-    other tools are left out.
+    other tools are left out. It may hold an adapter (PEFT) of a drafter instead of a drafter.
 
     Args:
         folder: Of the drafter; only read.
@@ -80,6 +89,8 @@ def folder_contents(folder: Path, *, code: bool = True) -> FolderContents:
         FileNotFoundError: The folder or one of the drafter's files is not there.
         ValueError: It has no weights that can be read.
     """
+    if is_adapter(folder):
+        return _adapter_contents(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(
             f"`folder` must hold a drafter (config.json, model.safetensors), but {folder} has no "
@@ -89,9 +100,7 @@ def folder_contents(folder: Path, *, code: bool = True) -> FolderContents:
     adds_code = code and not config.get("auto_map")
     names = ["config.json", *_weight_names(folder)]
     names += _code_names(folder, config) if code else []
-    for pattern in (*_DOCUMENTS, *_EVIDENCE):
-        found = (path for path in folder.glob(pattern) if path.is_file())
-        names += sorted(path.relative_to(folder).as_posix() for path in found)
+    names += _names_like(folder, (*_DOCUMENTS, *_EVIDENCE))
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise FileNotFoundError(
@@ -104,6 +113,18 @@ def folder_contents(folder: Path, *, code: bool = True) -> FolderContents:
     if adds_code:
         files |= {path.name: _published(path.name, path) for path in _own_code()}
     return FolderContents(tuple(files.values()), _others(folder, files), adds_code)
+
+
+def _adapter_contents(folder: Path) -> FolderContents:
+    config = _published(ADAPTER_CONFIG_NAME, published_adapter_config(folder))
+    names = [ADAPTER_WEIGHTS_NAME, *_names_like(folder, (CARD_NAME, *_LICENCES, TRAINING_LOG_NAME))]
+    files = [config, *(_published(name, folder / name) for name in names)]
+    return FolderContents(tuple(files), _others(folder, [file.name for file in files]))
+
+
+def _names_like(folder: Path, patterns: Iterable[str]) -> list[str]:
+    found = (sorted(path for path in folder.glob(p) if path.is_file()) for p in patterns)
+    return [path.relative_to(folder).as_posix() for paths in found for path in paths]
 
 
 def _published(name: str, source: Path | bytes) -> PublishedFile:
@@ -162,6 +183,9 @@ def check_folder(folder: Path, *, code: bool = True) -> FolderContents:
         ValueError: The drafter does not load strictly, or its card holds a figure without source,
             or tells of code that is not published.
     """
+    if is_adapter(folder):
+        check_adapter(folder)
+        return folder_contents(folder)
     contents = folder_contents(folder, code=code)
     # `AutoModel` reads the config first and then the tensors by it.
     read_first = {"config": DFlashConfig.from_pretrained(folder)} if contents.adds_code else {}
@@ -187,7 +211,9 @@ def push_folder(
     token: str | bool | None = None,
     code: bool = True,
 ) -> str:
-    """Send a checked drafter to the Hub, in one commit: readers find the old or the new one whole.
+    """Send a checked drafter to the Hub, or an adapter of one, in one commit.
+
+    Readers find the old or the new one whole.
 
     Weights and files in evaluation/ that are there from an earlier drafter are deleted by the same
     commit: a reader would take them for this one's.
@@ -287,14 +313,17 @@ def _as_sent(file: PublishedFile, repo_id: str) -> str | bytes:
     if isinstance(file.source, bytes):
         return file.source
     if file.name == CARD_NAME:
-        return with_place(file.source.read_bytes().decode(), repo_id).encode()
+        card = file.source.read_bytes().decode()
+        return with_place(adapter_with_place(card, repo_id), repo_id).encode()
     return str(file.source)
 
 
 def _outdated(there: Iterable[str], contents: FolderContents) -> list[str]:
-    """Weights and evidence of an earlier drafter, which would be taken for this one's."""
+    """Weights and evidence of an earlier drafter or adapter, to be taken for this one's."""
     sent = {file.name for file in contents.files}
-    old = (*SAFE_NAMES, "model-*-of-*.safetensors", *_EVIDENCE)
+    # A loader would take a drafter with an adapter's config for the adapter, and the reverse.
+    adapter = ("config.json", ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME)
+    old = (*SAFE_NAMES, "model-*-of-*.safetensors", *adapter, *_EVIDENCE)
     return [
         name
         for name in there

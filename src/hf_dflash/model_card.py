@@ -35,17 +35,14 @@ from .card_sections import (
 from .configuration_dflash import AUTO_MAP, DFlashConfig
 from .findings import ARCHITECTURES, short_name
 from .measurement import Measurement, read_measurement, write_whole
+from .old_card import GENERATED, check_notes, known_notes, notes_section, of_old, old_card
 from .provenance import drafting_policy, sha256_of_weights
 from .training_comparison import TRAINING_COMPARISON_NAME
 from .training_log import TRAINING_LOG_NAME, read_training_log
 
 CARD_NAME = "README.md"
 EVALUATION_FOLDER = "evaluation"
-_ANY_GENERATED = "<!-- written by hf-dflash card"  # whatever the version
-_GENERATED = f"{_ANY_GENERATED}; figures stand between marks and are checked -->"
-
 _UNKNOWN_TARGET = "<target>"
-_NOTES = "## Notes\n\n"
 #: All that is in them is made from files of the folder.
 GENERATED_SECTIONS = ("Measured", "Use", "Training", "Limits", "Details")
 
@@ -110,9 +107,9 @@ def write_card(
     """
     options = options or CardOptions()
     card_path = folder / CARD_NAME
-    old = _old_card(card_path, options)
+    old = old_card(card_path, overwrite=options.overwrite)
     config = DFlashConfig.from_pretrained(folder)
-    _check_notes(options.notes)
+    check_notes(options.notes)
     _check_names(benches)
     given = {bench.name for bench in benches}
     kept = [path for path in _measurement_files(folder) if path.name not in given]
@@ -126,11 +123,11 @@ def write_card(
     sources = sources_of(folder)
     target = options.target or _known_target(folder, sources, old)
     options = replace(
-        options, name=options.name or _known_name(old), notes=options.notes or _known_notes(old)
+        options, name=options.name or _known_name(old), notes=options.notes or known_notes(old)
     )
     data = _metadata(folder, config, sources, old, options, target)
     body = _body(folder, config, sources, options, target)
-    write_whole(card_path, f"---\n{data.to_yaml()}\n---\n\n{_GENERATED}\n\n{body}")
+    write_whole(card_path, f"---\n{data.to_yaml()}\n---\n\n{GENERATED}\n\n{body}")
     return card_path
 
 
@@ -193,7 +190,7 @@ def _check_text(folder: Path, card: str, head: Measurement | None) -> None:
     """Refuse numbers that neither the config, the weights, a measurement nor the log gives."""
     known = _generated_lines(folder, card, head)
     line = figure_without_source(card, known)
-    if line is None and _GENERATED in card:
+    if line is None and GENERATED in card:
         line = number_out_of_place(card, GENERATED_SECTIONS, known)
     if line is not None:
         raise ValueError(
@@ -231,7 +228,7 @@ def _metadata(
     return ModelCardData(
         library_name="transformers",
         pipeline_tag="text-generation",
-        license=options.licence or _of_old(old, "license"),
+        license=options.licence or of_old(old, "license"),
         base_model=target if on_hub else None,
         # Of the Hub's kinds the one for weights that are used on top of their base model.
         base_model_relation="adapter" if on_hub else None,
@@ -278,9 +275,7 @@ def _body(
         limits_section(config),
         details_section(config, weights_of(folder)),
     ]
-    if options.notes:
-        parts.append(f"{_NOTES}{options.notes.strip()}\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *notes_section(options.notes)])
 
 
 def _title(config: DFlashConfig, options: CardOptions, target: str | None) -> str:
@@ -303,31 +298,13 @@ def tells_of_code(folder: Path) -> bool:
     return REMOTE_CODE_CALL in text
 
 
-def _old_card(path: Path, options: CardOptions) -> ModelCard | None:
-    if not path.is_file():
-        return None
-    card: ModelCard = ModelCard.load(path)
-    if _GENERATED not in card.content and not options.overwrite:
-        was_generated = _ANY_GENERATED in card.content or any(blocks_of(card.content))
-        writer = (
-            "was made by another version of `hf-dflash card`, and may have been edited since"
-            if was_generated
-            else "was not written by `hf-dflash card`: it is yours, or another tool's"
-        )
-        raise ValueError(
-            f"{path} {writer}. Give `overwrite` (--overwrite) to replace it; text of your own can "
-            "go into `notes` (--notes FILE)."
-        )
-    return card
-
-
 def _known_target(folder: Path, sources: Sources, old: ModelCard | None) -> str | None:
     """A repository if one is named anywhere: readers cannot load a folder of this machine."""
     log = sources.training_log
     known = [
         *(measurement.provenance.target.name for measurement in sources.measurements.values()),
         read_training_log(folder / log).target if log else None,
-        _of_old(old, "base_model"),
+        of_old(old, "base_model"),
     ]
     names = [name for name in known if name]
     return next((name for name in names if is_repository(name)), names[0] if names else None)
@@ -337,18 +314,6 @@ def _known_name(old: ModelCard | None) -> str | None:
     """What the card that is there loads the drafter by, if that is more than a folder's name."""
     found = None if old is None else USED_NAMES[0].search(old.content)
     return found.group(1) if found and "/" in found.group(1) else None
-
-
-def _known_notes(old: ModelCard | None) -> str | None:
-    """The text of one's own in a card that was generated; the rest of it is made anew."""
-    if old is None or _GENERATED not in old.content:
-        return None
-    return old.content.partition(_NOTES)[2].strip() or None
-
-
-def _of_old(old: ModelCard | None, name: str) -> str | None:
-    value = None if old is None else getattr(old.data, name, None)
-    return value if isinstance(value, str) else None
 
 
 def _check_names(benches: Sequence[Path]) -> None:
@@ -382,15 +347,6 @@ def _policy_of(folder: Path) -> dict[str, int | float]:
     if not (folder / GENERATION_CONFIG_NAME).is_file():
         return {}
     return drafting_policy(GenerationConfig.from_pretrained(folder))
-
-
-def _check_notes(notes: str | None) -> None:
-    figure = figure_without_source(notes or "")
-    if figure is not None:
-        raise ValueError(
-            f"`notes` must not hold figures, which come from measurements, got in line {figure[0]}"
-            f": {figure[1]!r}."
-        )
 
 
 def _copy(source: Path, place: Path) -> None:

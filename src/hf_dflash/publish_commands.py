@@ -14,6 +14,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from .adapter_card import ADAPTER_CONFIG_NAME, is_adapter, write_adapter_card
 from .hub import FolderContents, check_folder, push_folder
 from .model_card import CARD_NAME, CardOptions, write_card
 
@@ -25,17 +26,28 @@ def run_card(
     notes_file: Path | None,
     options: CardOptions,
 ) -> None:
-    """Write the card of a drafter, and say what is in it."""
+    """Write the card of a drafter or adapter, and say what is in it."""
     _check_drafter_folder(folder)
     if notes_file is not None:
         notes = notes_file.read_text(encoding="utf-8")
         options = replace(options, notes=notes)
-    path = write_card(folder, benches=benches, training_log=training_log, options=options)
+    if is_adapter(folder):
+        _check_no_figures(benches, training_log)
+        path = write_adapter_card(folder, options)
+    else:
+        path = write_card(folder, benches=benches, training_log=training_log, options=options)
     # A command that is broken into two lines cannot be copied.
     console = Console(soft_wrap=True)
     push = f"hf-dflash push {folder} {options.name or 'REPO_ID'}"
     console.print(Text(f"Wrote {path}. Look at it, then: {push}"))
-    if ModelCard.load(path).data.base_model is None:
+    if ModelCard.load(path).data.base_model is not None:
+        return
+    if is_adapter(folder):
+        console.print(
+            "The card names no repository of the drafter that the adapter belongs to: set "
+            "`base_model_name_or_path` in adapter_config.json to it, and write the card again."
+        )
+    else:
         console.print(
             "The card names no repository of the target, so readers cannot load it: write the card "
             "again with --target, such as --target HuggingFaceTB/SmolLM2-135M-Instruct."
@@ -89,7 +101,9 @@ def show_contents(console: Console, contents: FolderContents, repo_id: str) -> N
         )
     if contents.left_out:
         console.print(Text(f"Stays here: {', '.join(contents.left_out)}"))
-    console.print("Nothing was sent. The drafter loads strictly, and its card was checked.")
+    is_whole = all(file.name != ADAPTER_CONFIG_NAME for file in contents.files)
+    checked = "The drafter loads strictly" if is_whole else "The adapter can be read"
+    console.print(f"Nothing was sent. {checked}, and its card was checked.")
 
 
 def show_card(console: Console, path: Path) -> None:
@@ -112,6 +126,15 @@ def size_text(n_bytes: int) -> str:
         size /= 1000
         units.pop(0)
     return f"{n_bytes} B" if units[0] == "B" else f"{size:.3g} {units[0]}"
+
+
+def _check_no_figures(benches: Sequence[Path], training_log: Path | None) -> None:
+    if benches or training_log is not None:
+        raise ValueError(
+            "`--bench` and `--training-log` are of a whole drafter, but this folder holds an "
+            "adapter of one, whose card tells of the log beside it. Merge it first (its card says "
+            "how), and write the card of the merged drafter."
+        )
 
 
 def _check_drafter_folder(folder: Path) -> None:

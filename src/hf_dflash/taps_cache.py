@@ -317,9 +317,8 @@ def _check_row(target: Any, layout: CacheLayout, row: Any, got: Tensor, where: s
     columns = {name: column[:_CHECKED_TOKENS] for name, column in read_row(row).items()}
     got = got[:_CHECKED_TOKENS]
     ids, documents = columns["input_ids"][None], columns["document_ids"][None]
-    device = target.get_input_embeddings().weight.device
-    states = run_target(target, layout.target_layer_ids, ids.to(device), documents.to(device))
-    exact, is_real = states.taps[0].cpu().float(), columns["document_ids"] != PADDING
+    states = run_target(target, layout.target_layer_ids, ids, documents)
+    exact, is_real = states.taps[0].float(), columns["document_ids"] != PADDING
     # Token by token: the first one's states, far larger than the others', say little of the target.
     off = float(((got.float() - exact).norm(dim=-1) / exact.norm(dim=-1))[is_real].mean())
     if not off < _MOST_OFF:

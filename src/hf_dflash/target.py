@@ -128,7 +128,7 @@ def noise_embeddings(target: Any, token_ids: Tensor, scale: float) -> Tensor:
     if hasattr(table, "embed_norm"):  # Muse Glimmer norms inside its table; drafters read raw rows
         embeds = F.embedding(token_ids.to(table.weight.device), table.weight)
     else:
-        embeds = table(token_ids.to(_device(table, token_ids.device)))
+        embeds = table(token_ids.to(input_device(table, token_ids.device)))
         own_scale = getattr(table, "scalar_embed_scale", None)
         scale = scale if own_scale is None else scale / own_scale
     return embeds if scale == 1.0 else embeds * scale
@@ -146,7 +146,7 @@ def draft_logits(target: Any, hidden_states: Tensor, config: Any) -> Tensor:
         (N, K, V).
     """
     head = target.get_output_embeddings()
-    hidden_states = hidden_states.to(_device(head, hidden_states.device), target.dtype)
+    hidden_states = hidden_states.to(input_device(head, hidden_states.device), target.dtype)
     return scaled_logits(head(hidden_states), config)
 
 
@@ -158,7 +158,7 @@ def scaled_logits(logits: Tensor, config: Any) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def _device(module: nn.Module, otherwise: torch.device) -> torch.device:
+def input_device(module: nn.Module, otherwise: torch.device) -> torch.device:
     """Where a module wants its input; weights that are offloaded are moved by its own hooks."""
     weight = next(module.parameters(), None)
     return otherwise if weight is None or weight.device.type == "meta" else weight.device

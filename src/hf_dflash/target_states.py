@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .blocks import PADDING
-from .target import TargetTaps
+from .target import TargetTaps, input_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,9 @@ def run_target(
     n_rows, n_tokens = input_ids.shape
     spans = document_spans(document_ids)
     if [(s.row, s.start) for s in spans] == [(row, 0) for row in range(n_rows)]:
-        return _run(target, layer_ids, input_ids, [s.length for s in spans], keeps_last)
+        lengths = [s.length for s in spans]
+        states = _run(target, layer_ids, input_ids[:, : max(lengths)], lengths, keeps_last)
+        return _filled_up(states, n_tokens)
     taps: Tensor | None = None
     last: Tensor | None = None
     for group in _groups(spans, n_rows * n_tokens):
@@ -121,17 +123,30 @@ def _run(
 ) -> TargetStates:
     """One forward over rows (G, S) that are padded at the right."""
     device = ids.device
+    runs_on = input_device(target.get_input_embeddings(), device)
     mask = None
     if min(lengths) < ids.shape[1]:
         mask = torch.arange(ids.shape[1])[None] < torch.tensor(lengths)[:, None]
-        mask = mask.long().to(target.device)
+        mask = mask.long().to(runs_on)
     with TargetTaps(target, layer_ids) as taps, taps.recording():
         output = target.get_decoder()(
-            input_ids=ids.to(target.device), attention_mask=mask, use_cache=False
+            input_ids=ids.to(runs_on), attention_mask=mask, use_cache=False
         )
         # Layers may lie on different devices.
         together = torch.cat([tap.to(device) for tap in taps.take()], dim=-1)
     return TargetStates(together, output.last_hidden_state.to(device) if keeps_last else None)
+
+
+def _filled_up(states: TargetStates, n_tokens: int) -> TargetStates:
+    """With zeros behind the longest text, where a batch is filled up further than it."""
+    n_more = n_tokens - states.taps.shape[1]
+    if n_more == 0:
+        return states
+    taps, last = states.taps, states.last_hidden_states
+    return TargetStates(
+        torch.nn.functional.pad(taps, (0, 0, 0, n_more)),
+        None if last is None else torch.nn.functional.pad(last, (0, 0, 0, n_more)),
+    )
 
 
 def _scatter(states: Tensor, group: Sequence[Span], shape: torch.Size, into: Tensor | None) -> Any:

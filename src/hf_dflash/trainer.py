@@ -27,7 +27,7 @@ from transformers.trainer_utils import (
 from .checkpointing import PART_FOLDER, check_complete, publish
 from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
-from .exporting import export_drafter, push_run, write_run_card, write_run_log
+from .exporting import export_drafter, own_card, push_run, write_run_card, write_run_log
 from .losses import progressive_gamma
 from .planner import MemoryPlan, plan_step
 from .resuming import check_settings, finished_state, run_settings, told_settings, write_settings
@@ -373,7 +373,8 @@ class DFlashTrainer(Trainer):
         folder = Path(output_dir) if output_dir else self._output_dir
         with self.averaged():
             if hasattr(self.model, "get_base_model"):
-                super().save_model(str(folder), _internal_call=True)
+                with own_card(folder):
+                    super().save_model(str(folder), _internal_call=True)
             else:
                 state = self.accelerator.get_state_dict(self.model)
                 if self.args.should_save:
@@ -384,16 +385,12 @@ class DFlashTrainer(Trainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write the card of the saved drafter, ``model_name``; an adapter gets Trainer's."""
-        if hasattr(self.model, "get_base_model"):
-            super().create_model_card(*args, **kwargs)
-        elif self.is_world_process_zero():
-            write_run_card(self._output_dir, kwargs.get("model_name"))
+    def create_model_card(self, *_: Any, **kwargs: Any) -> None:
+        """Write the card of the saved drafter or adapter: its ``model_name`` and ``license``."""
+        if self.is_world_process_zero():
+            write_run_card(self._output_dir, kwargs.get("model_name"), kwargs.get("license"))
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Publish the drafter as `hf-dflash push` does; an adapter as Trainer does."""
-        if hasattr(self.model, "get_base_model"):
-            return super().push_to_hub(*args, **kwargs)
+        """Publish the drafter, or its adapter, as `hf-dflash push` does."""
         self.save_model(_internal_call=True)
         return push_run(self, self._output_dir, *args, **kwargs)

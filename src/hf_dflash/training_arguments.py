@@ -41,6 +41,8 @@ class DFlashTrainingArguments(TrainingArguments):
             tokens (`SampledVocabulary`), where the head is most of a step: on CPUs. Evaluation is
             over all tokens. `None`: so is training.
         logits_chunk_size: Most rows of logits that exist at once; `None`: by what memory is free.
+        pad_to_multiple_of: Fill up rows to a multiple of this many tokens, which changes no loss;
+            `None`: 128 with flex attention, which is compiled anew for new lengths, else 1.
         ema_decay: Keep a moving average of the weights with this decay, which is then what is
             evaluated and exported; `None`: none.
         export_dtype: Of the drafter that `save_model` writes; `None`: as it is trained.
@@ -81,6 +83,9 @@ class DFlashTrainingArguments(TrainingArguments):
     logits_chunk_size: int | None = field(
         default=None, metadata={"help": "Most rows of logits that exist at once."}
     )
+    pad_to_multiple_of: int | None = field(
+        default=None, metadata={"help": "Fill up rows to a multiple of this many tokens."}
+    )
     ema_decay: float | None = field(
         default=None, metadata={"help": "Decay of a moving average of the weights."}
     )
@@ -103,6 +108,7 @@ class DFlashTrainingArguments(TrainingArguments):
         self._check_range("n_anchors", 1, None)
         self._check_range("logits_chunk_size", 1, None)
         self._check_range("n_sampled_tokens", 1, None)
+        self._check_range("pad_to_multiple_of", 1, None)
         kind = (self.loss_type, self.loss_weighting)
         if self.n_sampled_tokens is not None and kind != ("cross_entropy", "decay"):
             raise ValueError(

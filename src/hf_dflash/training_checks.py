@@ -18,6 +18,8 @@ from .target import check_pair
 
 #: Rows whose tokens are all looked at before training; others may be made when they are asked for.
 READ_AT_ONCE = (list, tuple, ChatRows, RowFile)
+#: Keys that flex attention looks at together or leaves out together: its own tile.
+_FLEX_TILE = 128
 #: Rows whose length is looked at before the first step.
 _MOST_ROWS = 4096
 
@@ -51,6 +53,7 @@ def collator_for(config: Any, args: Any, target: Any = None) -> DFlashCollator:
         vocab_size=config.vocab_size,
         max_positions=min(limits, default=None),
         keeps_slots=is_compiled(config),
+        pad_to_multiple_of=args.pad_to_multiple_of or (_FLEX_TILE if is_compiled(config) else 1),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .target import decoder_layers, text_config
+from .target import decoder_layers, input_device, text_config
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ def init_from_target(
     Raises:
         ValueError: There are not as many layers as draft layers, one is not the target's, the
             text is too short, or no matrix fits.
+        NotImplementedError: A layer is offloaded.
     """
     if input_ids is not None and input_ids.shape[1] < 2:
         raise ValueError(
@@ -69,6 +70,11 @@ def init_from_target(
         raise ValueError(
             f"`layer_ids` must name a layer of the target (0..{n_layers - 1}) for each of the "
             f"{n_draft} draft layers, got {list(layer_ids)}."
+        )
+    if any(p.is_meta for layer_id in layer_ids for p in layers[layer_id].parameters()):
+        raise NotImplementedError(
+            f"The layers {list(layer_ids)} of `target` must be in memory to be copied, but some are"
+            " offloaded. Load it without `device_map`, or with one that leaves them there."
         )
     copied = []
     for i, layer_id in enumerate(layer_ids):
@@ -143,8 +149,9 @@ def _scale_heads(
             # One that the drafter lacks (Qwen2) is in all keys, and nothing to attend by.
             bias = None if has_bias or projection.bias is None else projection.bias[part]
             hooks.append(projection.register_forward_hook(_keep(outputs, name, bias, part)))
+    device = input_device(target.get_input_embeddings(), input_ids.device)
     try:
-        target.get_decoder()(input_ids=input_ids.to(target.device), use_cache=False)
+        target.get_decoder()(input_ids=input_ids.to(device), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

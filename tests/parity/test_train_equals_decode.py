@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hf_dflash import attention_masks
-from hf_dflash.drafting import DFlashCandidateGenerator
-from hf_dflash.target import TargetTaps
 from training_pairs import (
     BLOCK,
     DRAFTERS,
+    TOLERANCE,
     UNCOMPILED_WARNING,
+    assert_same_as_decoding,
     batch_of,
     block_logits,
     leave_flex_uncompiled,
@@ -24,7 +23,6 @@ from training_pairs import (
     training_target,
 )
 
-TOLERANCE = 1e-5
 FLOAT32_TOLERANCE = 1e-5  # of the largest logit
 LENGTHS = [5, 9, 17, 12, 8, 7, 20, 10, 14, 6, 9, 8, 11, 11, 5, 13, 7, 6, 10, 8]
 DOCUMENTS = [random_ids(length, seed) for seed, length in enumerate(LENGTHS)]
@@ -81,52 +79,6 @@ LAYOUTS = {
     "padded at the left": left_padded_rows(),
     "packed": packed_rows(),
 }
-
-
-def decoded_logits(target: Any, drafter: Any, document: list[int]) -> dict[int, Tensor]:
-    """What decoding would draft after every prefix (K, V), by the place of the anchor.
-
-    The context grows from anchor to anchor, as in decoding, and each piece of it comes from a
-    forward of the target over that prefix and no more.
-    """
-    generator = DFlashCandidateGenerator(drafter, target)
-    drafts, n_context = {}, 0
-    for anchor in range(3, len(document) - 1):
-        prefix = torch.tensor([document[:anchor]])
-        with TargetTaps(target, drafter.config.target_layer_ids) as taps, taps.recording():
-            target(prefix)
-            rows = [tap[:, n_context:] for tap in taps.take()]
-        generator.add_context(rows, torch.arange(n_context, anchor)[None])
-        n_context = anchor
-        anchor_id = torch.tensor([[document[anchor]]])
-        drafts[anchor] = generator._draft(anchor_id, anchor, BLOCK - 1)
-    return drafts
-
-
-def assert_same_as_decoding(
-    target: Any,
-    drafter: Any,
-    rows: list[Any],
-    documents: list[list[int]],
-    tolerance: float = TOLERANCE,
-) -> None:
-    """Compare every anchor of ``rows`` to decoding ``documents``, their documents in order."""
-    batch = batch_of(rows)
-    logits = block_logits(target, drafter, batch)
-    n_compared = 0
-    remaining = iter(documents)
-    for n in range(len(rows)):
-        for number in range(1, int(batch["document_ids"][n].max()) + 1):
-            with torch.no_grad():
-                expected = decoded_logits(target, drafter, next(remaining))
-            start = int((batch["document_ids"][n] == number).nonzero()[0])
-            for anchor, want in expected.items():
-                slot = batch["anchors"][n].tolist().index(start + anchor)
-                got = logits[n, slot, 1:]
-                torch.testing.assert_close(got, want, atol=tolerance, rtol=TOLERANCE)
-                n_compared += 1
-    assert next(remaining, None) is None
-    assert n_compared == int((batch["anchors"] >= 0).sum()) > 0
 
 
 @torch.no_grad()

@@ -81,6 +81,29 @@ def test_only_plain_float32_layers_are_replaced_and_all_come_back():
     assert replaced(model) == ["hooked"]
 
 
+class QuantisedWeight(torch.Tensor):
+    """Of a linear layer of torchao: it knows `linear`, and not the products that it is made of."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.mm:
+            raise NotImplementedError("mm")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.usefixtures("quicker")
+def test_a_layer_with_a_quantised_weight_is_left_as_it_is():
+    layer = nn.Linear(4, 4)
+    weight = layer.weight.detach().as_subclass(QuantisedWeight)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    assert type(layer.weight) is QuantisedWeight
+    model, inputs = nn.Sequential(nn.Linear(4, 4), layer), torch.randn(3, 4)
+    expected = model(inputs)
+    with quick_few_rows(model):
+        assert ["forward" in vars(layer) for layer in model] == [True, False]
+        torch.testing.assert_close(torch.Tensor(model(inputs)), torch.Tensor(expected))
+
+
 @pytest.mark.usefixtures("quicker")
 @pytest.mark.parametrize("way", ["forward", "call"])
 def test_a_compiled_model_is_left_as_it_is(way):

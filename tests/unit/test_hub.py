@@ -408,7 +408,9 @@ def test_what_did_not_change_is_not_sent_again(folder: Path, client: HubStandIn)
 def test_parts_of_an_earlier_drafter_do_not_stay(folder: Path, client: HubStandIn) -> None:
     push(folder)
     old = {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "evaluation/a.json"}
-    others = {"notes.md", "target/model.safetensors", "adapter_model.safetensors"}
+    # transformers takes a repository with an adapter's config for that of its base.
+    old |= {"adapter_config.json", "adapter_model.safetensors"}
+    others = {"notes.md", "target/model.safetensors", "for_target/adapter_model.safetensors"}
     client.files("someone/drafter").update(dict.fromkeys(old | others, b"0"))
     push(folder)
     assert set(client.files("someone/drafter")) == names_of(folder) | others

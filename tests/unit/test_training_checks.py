@@ -106,7 +106,7 @@ def test_what_counts_is_a_text_and_not_the_row_and_where_rotations_reach(rows: A
     target = training_target()
     target.config.max_position_embeddings = 16
     config = training_drafter(target).config
-    args = SimpleNamespace(n_anchors=4, seed=0, random_anchors=True)
+    args = SimpleNamespace(n_anchors=4, seed=0, random_anchors=True, pad_to_multiple_of=None)
     packed = {**rows[0], "document_ids": [1] * 12 + [2] * 8}
     padded = {**rows[0], "attention_mask": [1] * 16 + [0] * 4}
     checked = numbered([packed, padded], "train_dataset", collator_for(config, args, target))
