@@ -86,6 +86,8 @@ GROUPS: dict[str, tuple[str, Modules]] = {
                 "cross_entropy",
                 "forward_kl",
                 "total_variation",
+                "lk_alpha",
+                "lk_lambda",
             ),
             "metrics": ("acceptance_metrics",),
         },

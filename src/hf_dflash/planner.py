@@ -28,7 +28,13 @@ _BYTES_PER_TRAINED_PARAMETER = 16
 _BYTES_PER_AVERAGED_PARAMETER = 8
 # Measured with a head in half precision (tests/unit/test_planner.py): its output, and in float32
 # the logits, what the loss makes of them (and of the target's), and their gradient.
-_BYTES_PER_LOGIT = {"cross_entropy": 14, "total_variation": 22, "forward_kl": 26}
+_BYTES_PER_LOGIT = {
+    "cross_entropy": 14,
+    "total_variation": 22,
+    "forward_kl": 26,
+    "lk_alpha": 30,
+    "lk_lambda": 30,
+}
 _BYTES_PER_SAMPLED_LOGIT = 18  # and raised ones
 
 

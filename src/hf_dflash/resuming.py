@@ -42,6 +42,7 @@ _ARGUMENTS = (
     "n_anchors",
     "random_anchors",
     "loss_type",
+    "lk_eta",
     "loss_weighting",
     "dpace_alpha",
     "n_sampled_tokens",

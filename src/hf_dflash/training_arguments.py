@@ -8,7 +8,7 @@ from transformers import TrainingArguments
 
 #: Gamma of DFlash for the block sizes it was published with (arXiv:2602.06036, A.1).
 PUBLISHED_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
-LOSSES = ("cross_entropy", "forward_kl", "total_variation")
+LOSSES = ("cross_entropy", "forward_kl", "total_variation", "lk_alpha", "lk_lambda")
 WEIGHTINGS = ("decay", "dpace")
 EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -30,7 +30,9 @@ class DFlashTrainingArguments(TrainingArguments):
         n_anchors: Most blocks a row and epoch (DFlash A.1: 512).
         random_anchors: Draw them anew each epoch; `False` is the paper's ablation baseline.
         loss_type: "cross_entropy" on the target's tokens (the papers'), or distance from the
-            target's distribution: "forward_kl" or "total_variation".
+            target's distribution: "forward_kl", "total_variation", "lk_alpha" or "lk_lambda"
+            (arXiv:2602.23881).
+        lk_eta: How soon "lk_lambda" goes over from KL to total variation (3, as published).
         loss_weighting: "decay" over the block (the papers'), or "dpace" (arXiv:2605.18810).
         loss_decay_gamma: In slots; `None`: 7, 5, 4 for blocks of 16, 10, 8 (DFlash A.1), half the
             drafts otherwise.
@@ -64,6 +66,9 @@ class DFlashTrainingArguments(TrainingArguments):
     random_anchors: bool = field(default=True, metadata={"help": "Draw anchors anew each epoch."})
     loss_type: str = field(
         default="cross_entropy", metadata={"help": "What is minimised.", "choices": LOSSES}
+    )
+    lk_eta: float = field(
+        default=3.0, metadata={"help": "Of lk_lambda: the larger, the sooner total variation."}
     )
     loss_weighting: str = field(
         default="decay", metadata={"help": "How slots are weighed.", "choices": WEIGHTINGS}
@@ -111,6 +116,7 @@ class DFlashTrainingArguments(TrainingArguments):
                 f" another one. Got {kind[0]!r} and {kind[1]!r}."
             )
         self._check_range("ema_decay", 0, 0.99999)
+        self._check_range("lk_eta", 0, None)
         for name in ("loss_decay_gamma", "loss_decay_gamma_last", "dpace_alpha"):
             self._check_range(name, 1e-3, 1 if name == "dpace_alpha" else None)
         if self.loss_weighting == "dpace":

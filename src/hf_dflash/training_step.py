@@ -6,7 +6,7 @@ Ht target hidden size, H draft hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from .losses import (
     dpace_weights,
     fixed_weights,
     forward_kl,
+    lk_alpha,
+    lk_lambda,
     row_chunks,
     total_variation,
 )
@@ -131,8 +133,18 @@ class TrainingStep:
         # The target's law of the token at anchor + k stands at anchor + k - 1.
         row, slot, k = predicts.nonzero(as_tuple=True)
         teacher = states.last_hidden_states[row, batch["anchors"][row, slot] + k - 1]
-        kind = forward_kl if self.args.loss_type == "forward_kl" else total_variation
-        return kind(lambda rows: self.head(teacher[rows]))
+        return self._distance(lambda rows: self.head(teacher[rows]))
+
+    def _distance(self, teacher_logits: Callable[[slice], Tensor]) -> RowLoss:
+        """The loss on the target's distribution that was chosen."""
+        if self.args.loss_type == "lk_lambda":
+            return lk_lambda(teacher_logits, self.args.lk_eta)
+        kinds = {
+            "forward_kl": forward_kl,
+            "total_variation": total_variation,
+            "lk_alpha": lk_alpha,
+        }
+        return kinds[self.args.loss_type](teacher_logits)
 
     def metrics(self, table: Tensor, gamma: float) -> dict[str, float]:
         """Acceptance and loss over the slots of an evaluation.

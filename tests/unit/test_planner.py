@@ -17,13 +17,15 @@ from hf_dflash.losses import (
     cross_entropy,
     fixed_weights,
     forward_kl,
+    lk_alpha,
+    lk_lambda,
     row_chunks,
     total_variation,
 )
 from hf_dflash.planner import available_bytes, plan_memory
 from hf_dflash.sampled_vocabulary import SampledVocabulary
 from hf_dflash.trainer import DFlashTrainer
-from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_arguments import LOSSES, DFlashTrainingArguments
 from pairs import tiny_target
 
 GIB = 2**30
@@ -105,7 +107,7 @@ def peak_bytes(run: Callable[[], Any]) -> int:
     return max(accumulate(sizes))
 
 
-@pytest.mark.parametrize("loss_type", ["cross_entropy", "total_variation", "forward_kl"])
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_logits_take_what_is_planned(loss_type: str) -> None:
     """Three chunks of a loss with its gradient, and a head in half precision."""
     n_rows, chunk = 96, 32
@@ -121,6 +123,8 @@ def test_logits_take_what_is_planned(loss_type: str) -> None:
         "cross_entropy": cross_entropy(torch.arange(n_rows)),
         "total_variation": total_variation(lambda rows: head(teacher[rows])),
         "forward_kl": forward_kl(lambda rows: head(teacher[rows])),
+        "lk_alpha": lk_alpha(lambda rows: head(teacher[rows])),
+        "lk_lambda": lk_lambda(lambda rows: head(teacher[rows]), 3.0),
     }[loss_type]
     weights, total = fixed_weights(torch.ones(n_rows)), torch.tensor(96.0)
     chunks = row_chunks(n_rows, chunk)
