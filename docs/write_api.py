@@ -89,6 +89,7 @@ GROUPS: dict[str, tuple[str, Modules]] = {
                 "lk_alpha",
                 "lk_lambda",
             ),
+            "on_policy": ("draft_ids", "score_drafts", "DraftScores", "check_on_policy"),
             "metrics": ("acceptance_metrics",),
         },
     ),

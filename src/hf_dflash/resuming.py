@@ -43,6 +43,8 @@ _ARGUMENTS = (
     "random_anchors",
     "loss_type",
     "lk_eta",
+    "on_policy",
+    "on_policy_temperature",
     "loss_weighting",
     "dpace_alpha",
     "n_sampled_tokens",

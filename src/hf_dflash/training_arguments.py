@@ -33,6 +33,9 @@ class DFlashTrainingArguments(TrainingArguments):
             target's distribution: "forward_kl", "total_variation", "lk_alpha" or "lk_lambda"
             (arXiv:2602.23881).
         lk_eta: How soon "lk_lambda" goes over from KL to total variation (3, as published).
+        on_policy: Take that distance behind the drafter's own drafts, which the target scores in
+            a second forward (`hf_dflash.on_policy`), not behind the text of the rows.
+        on_policy_temperature: At which it drafts then; 0: its best tokens.
         loss_weighting: "decay" over the block (the papers'), or "dpace" (arXiv:2605.18810).
         loss_decay_gamma: In slots; `None`: 7, 5, 4 for blocks of 16, 10, 8 (DFlash A.1), half the
             drafts otherwise.
@@ -69,6 +72,12 @@ class DFlashTrainingArguments(TrainingArguments):
     )
     lk_eta: float = field(
         default=3.0, metadata={"help": "Of lk_lambda: the larger, the sooner total variation."}
+    )
+    on_policy: bool = field(
+        default=False, metadata={"help": "Distil behind the drafter's own drafts, not the text."}
+    )
+    on_policy_temperature: float = field(
+        default=1.0, metadata={"help": "Of those drafts; 0: the best token of each slot."}
     )
     loss_weighting: str = field(
         default="decay", metadata={"help": "How slots are weighed.", "choices": WEIGHTINGS}
@@ -117,6 +126,13 @@ class DFlashTrainingArguments(TrainingArguments):
             )
         self._check_range("ema_decay", 0, 0.99999)
         self._check_range("lk_eta", 0, None)
+        self._check_range("on_policy_temperature", 0, None)
+        if self.on_policy and self.loss_type == "cross_entropy":
+            raise ValueError(
+                "`on_policy` needs a distance from the target's distribution, since the rows hold "
+                f"no token behind a draft: `loss_type` one of {list(LOSSES[1:])}, got "
+                "'cross_entropy'."
+            )
         for name in ("loss_decay_gamma", "loss_decay_gamma_last", "dpace_alpha"):
             self._check_range(name, 1e-3, 1 if name == "dpace_alpha" else None)
         if self.loss_weighting == "dpace":

@@ -32,6 +32,7 @@ from .losses import (
     total_variation,
 )
 from .metrics import acceptance_metrics
+from .on_policy import draft_ids, score_drafts, text_cache
 from .sampled_vocabulary import SampledVocabulary
 from .target import draft_logits, noise_embeddings
 from .target_states import TargetStates, run_target
@@ -85,7 +86,8 @@ class TrainingStep:
             gamma: Of this step.
             chunk: Most rows of logits at once.
         """
-        states = self.target_states(batch)
+        cache = text_cache() if self.args.on_policy else None
+        states = self.target_states(batch, cache)
         hidden = self.hidden_states(model, batch, states.taps)
         predicts = batch["predicts"]
         rows = hidden.flatten(0, 1)[predicts.flatten()]  # (R, H)
@@ -100,7 +102,11 @@ class TrainingStep:
         total = total.to(rows.device)
         if self.args.n_sampled_tokens is not None and rows.requires_grad:
             return self._sampled_loss(rows, batch, weights, total, chunks)
-        row_loss = self._row_loss(batch, states)
+        last = states.last_hidden_states
+        if cache is not None and last is not None:
+            row_loss = self._loss_on_drafts(rows, batch, last, cache, chunks)
+        else:
+            row_loss = self._row_loss(batch, states)
         return chunked_loss(rows, self.head, row_loss, weights, total, chunks)
 
     def _sampled_loss(
@@ -113,14 +119,41 @@ class TrainingStep:
     ) -> SlotLosses:
         """The loss on part of the vocabulary; what is drawn follows from the batch alone."""
         labels = batch["labels"][batch["predicts"]]
-        anchors = batch["anchors"].clamp(min=0)  # empty slots, of which flex has more, are -1
-        seed = int(labels.sum()) * 1_000_003 + int(anchors.sum()) + self.args.seed
-        generator = torch.Generator().manual_seed(seed)
-        sampled = SampledVocabulary(
-            self.target, self.config, labels, self.args.n_sampled_tokens or 0, generator
-        )
+        n_sampled = self.args.n_sampled_tokens or 0
+        generator = self._generator(batch)
+        sampled = SampledVocabulary(self.target, self.config, labels, n_sampled, generator)
         result = chunked_loss(rows, sampled.head, sampled.row_loss, weights, total, chunks)
         return replace(result, predicted_ids=sampled.ids[result.predicted_ids])
+
+    def _generator(self, batch: Batch) -> torch.Generator:
+        """A source of randomness that follows from the batch alone, on the host."""
+        labels = batch["labels"][batch["predicts"]]
+        anchors = batch["anchors"].clamp(min=0)  # empty slots, of which flex has more, are -1
+        seed = int(labels.sum()) * 1_000_003 + int(anchors.sum()) + self.args.seed
+        return torch.Generator().manual_seed(seed)
+
+    def _loss_on_drafts(
+        self,
+        rows: Tensor,
+        batch: Batch,
+        last_hidden_states: Tensor,
+        cache: Any,
+        chunks: Sequence[slice],
+    ) -> RowLoss:
+        """The distance from the target's law behind the drafter's own drafts.
+
+        It is 0 behind a draft that ends the text: decoding would not go on there. Weights and
+        their sum stay those of the batch, known before the forward.
+        """
+        temperature = self.args.on_policy_temperature
+        ids = draft_ids(rows, self.head, chunks, temperature, self._generator(batch))
+        scores = score_drafts(self.target, cache, last_hidden_states, batch, ids)
+        distance = self._distance(lambda piece: self.head(scores.states[piece]))
+
+        def row_loss(logits: Tensor, piece: slice) -> Tensor:
+            return distance(logits, piece) * scores.reached[piece].to(logits.device)
+
+        return row_loss
 
     def head(self, rows: Tensor) -> Tensor:
         """Logits (R, V) of the target's own head."""
@@ -187,8 +220,12 @@ class TrainingStep:
             attention_mask=BlockMaskRule(anchors, batch["document_ids"], size),
         ).last_hidden_state
 
-    def target_states(self, batch: Batch) -> TargetStates:
+    def target_states(self, batch: Batch, cache: Any = None) -> TargetStates:
         """Raw taps of every token, run or read from the cache; and what distillation needs.
+
+        Args:
+            batch: From `DFlashCollator`.
+            cache: Takes the target's keys and values, to score drafts with.
 
         Raises:
             NotImplementedError: Distillation from cached taps, which lack the last hidden states.
@@ -201,6 +238,7 @@ class TrainingStep:
                 batch["input_ids"],
                 batch["document_ids"],
                 keeps_last=keeps_last,
+                cache=cache,
             )
         if keeps_last:
             raise NotImplementedError(

@@ -134,10 +134,17 @@ def test_logits_take_what_is_planned(loss_type: str) -> None:
 
 @pytest.mark.parametrize("n_anchors", [8, 64])
 @pytest.mark.parametrize(
-    ("architecture", "attention"), [("dflash", "sdpa"), ("dflash", "eager"), ("dflare", "sdpa")]
+    ("architecture", "attention", "options"),
+    [
+        ("dflash", "sdpa", {}),
+        ("dflash", "eager", {}),
+        ("dflare", "sdpa", {}),
+        ("dflash", "sdpa", {"loss_type": "lk_alpha", "on_policy": True}),
+    ],
+    ids=str,
 )
 def test_a_step_takes_no_more_than_is_planned(
-    architecture: str, attention: str, n_anchors: int, tmp_path: Path
+    architecture: str, attention: str, options: Any, n_anchors: int, tmp_path: Path
 ) -> None:
     target = tiny_target(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=6)
     config = DFlashConfig.for_target(
@@ -157,6 +164,7 @@ def test_a_step_takes_no_more_than_is_planned(
         n_anchors=n_anchors,
         per_device_train_batch_size=2,
         logits_chunk_size=64,
+        **options,
     )
     ids = torch.randint(1, 500, (2, 512), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [{"input_ids": row, "loss_mask": [0] * 50 + [1] * 462} for row in ids]

@@ -170,6 +170,8 @@ def test_short_answers_are_trained_on_and_rows_without_any_are_passed_over(
         {"loss_type": "total_variation"},
         {"loss_type": "lk_alpha"},
         {"loss_type": "lk_lambda", "lk_eta": 1.0},
+        {"loss_type": "forward_kl", "on_policy": True},
+        {"loss_type": "lk_lambda", "on_policy": True, "on_policy_temperature": 0.0},
         {"loss_weighting": "dpace"},
         {"loss_decay_gamma": 1.0, "loss_decay_gamma_last": 3.0},
         {"random_anchors": False},
@@ -262,6 +264,7 @@ RESUMED = {
         "loss_decay_gamma_last": 4.0,
     },
     "with part of the vocabulary": {"n_sampled_tokens": 8},
+    "with its own drafts": {"on_policy": True, "loss_type": "lk_alpha"},
     "at the end of an epoch": {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 1},
 }
 
@@ -330,6 +333,8 @@ def checkpoint(target: Any, rows: Any, tmp_path: Path) -> Path:
         ({"gradient_accumulation_steps": 3}, "`rows_per_update` was 2, is 6"),
         ({"ema_decay": 0.5}, "`ema_decay` was None, is 0.5"),
         ({"lk_eta": 1.0}, r"`lk_eta` was 3\.0, is 1\.0"),
+        ({"on_policy": True, "loss_type": "lk_alpha"}, "`on_policy` was False, is True"),
+        ({"on_policy_temperature": 0.0}, r"`on_policy_temperature` was 1\.0, is 0\.0"),
         ({"n_sampled_tokens": 9}, "`n_sampled_tokens` was None, is 9"),
         ({"weight_decay": 0.1}, r"`weight_decay` was 0\.0, is 0\.1"),
         ({"optim": "sgd"}, "`optim` was 'adamw_torch_fused', is 'sgd'"),
