@@ -69,7 +69,9 @@ def scored(target: Any, batch: Any, drafts: Tensor) -> Any:
     states = run_target(
         target, [0], batch["input_ids"], batch["document_ids"], keeps_last=True, cache=cache
     )
-    return score_drafts(target, cache, states.last_hidden_states, batch, drafts)
+    scores = score_drafts(target, cache, states.last_hidden_states, batch, drafts)
+    assert cache.get_seq_length() == batch["input_ids"].shape[1]  # no draft stays in it
+    return scores
 
 
 MASKED = ["qwen3", "llama", "gemma2", "gemma3", "gpt_oss", "qwen3_moe", "gpt2", "opt", "phi"]
@@ -195,6 +197,7 @@ def test_loss_and_gradient_are_those_of_a_plain_loop(
     # The end is what this drafter drafts somewhere, so that some slots are cut.
     ends = int(drafts[batch["predicts"][..., 1:].flatten(0, 1).nonzero()[:, 1] == 0][0])
     target.generation_config.eos_token_id = ends
+    torch.manual_seed(999)  # drafts follow from the batch, not from what was drawn before
     result = step.losses(drafter, batch, total, GAMMA, 7)
     assert torch.equal(drawn[1], drafts)
     expected = plain_loss(target, drafter, batch, drafts, kind)
@@ -268,6 +271,15 @@ def test_drafts_depend_on_no_chunk_and_follow_the_generator() -> None:
 
     assert ids(50, 1.0) == ids(7, 1.0) != ids(50, 1.0, seed=1)
     assert ids(50, 0.0) == ids(7, 0.0, seed=1) == (hidden @ weight).argmax(-1).tolist()
+
+
+def test_the_lowest_draw_takes_a_token_that_has_a_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.rand", lambda n, **_: torch.zeros(n))
+    logits = torch.tensor([[-math.inf, 1.0, 2.0]])
+    ids = draft_ids(torch.zeros(1, 1), lambda _: logits, [slice(0, 1)], 1.0, torch.Generator())
+    assert ids.tolist() == [1]
 
 
 def test_no_rows_draft_nothing() -> None:
