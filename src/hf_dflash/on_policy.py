@@ -42,29 +42,47 @@ def text_cache() -> DynamicCache:
     return DynamicCache()
 
 
+def slot_draws(batch: Mapping[str, Tensor], seed: int) -> Tensor:
+    """One uniform number for each slot that predicts, (R,) float32.
+
+    They follow from each row alone, so rows may be divided otherwise between processes, batches
+    and accumulation, and a resumed run draws them again.
+
+    Args:
+        batch: From `DFlashCollator`.
+        seed: Of the run.
+    """
+    counts = batch["predicts"].flatten(1).sum(dim=1).tolist()
+    labels = batch["labels"].flatten(1).sum(dim=1).tolist()
+    anchors = batch["anchors"].clamp(min=0).sum(dim=1).tolist()  # empty slots are -1
+    draws = [torch.zeros(0)]
+    # A generator for each row: only so can a row's numbers not depend on the rows beside it.
+    for n_slots, of_labels, of_anchors in zip(counts, labels, anchors, strict=True):
+        generator = torch.Generator().manual_seed(of_labels * 1_000_003 + of_anchors + seed)
+        draws.append(torch.rand(n_slots, generator=generator))
+    return torch.cat(draws)
+
+
 @torch.no_grad()
 def draft_ids(
     hidden: Tensor,
     head: Callable[[Tensor], Tensor],
     chunks: Sequence[slice],
     temperature: float,
-    generator: torch.Generator,
+    draws: Tensor,
 ) -> Tensor:
     """Draft the token of each slot, as decoding does: the best one, or a draw.
-
-    One number is drawn a slot, so that neither chunks nor devices change what is drawn.
 
     Args:
         hidden: (R, H), the drafter's outputs.
         head: (r, H) -> (r, V) logits.
         chunks: Of the rows.
         temperature: 0 takes the best token.
-        generator: Source of randomness, on the host.
+        draws: (R,) uniform numbers below 1, of `slot_draws`.
 
     Returns:
         (R,) int64.
     """
-    draws = torch.rand(len(hidden), generator=generator).to(hidden.device)
     ids = [torch.zeros(0, dtype=torch.long, device=hidden.device)]
     for rows in chunks:
         logits = head(hidden[rows]).float()
@@ -74,6 +92,7 @@ def draft_ids(
             reached = (logits / temperature).softmax(dim=-1).cumsum(dim=-1)
             drawn = draws[rows, None].to(reached.device) * reached[:, -1:]
             chosen = torch.searchsorted(reached, drawn, right=True)[:, 0]
+            chosen.clamp_(max=logits.shape[-1] - 1)  # where logits are not finite, which is told
         ids.append(chosen.to(hidden.device))
     return torch.cat(ids)
 

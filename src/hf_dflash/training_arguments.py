@@ -32,7 +32,8 @@ class DFlashTrainingArguments(TrainingArguments):
         loss_type: "cross_entropy" on the target's tokens (the papers'), or distance from the
             target's distribution: "forward_kl", "total_variation", "lk_alpha" or "lk_lambda"
             (arXiv:2602.23881).
-        lk_eta: How soon "lk_lambda" goes over from KL to total variation (3, as published).
+        lk_eta: How soon "lk_lambda" goes over from KL to total variation (3, as in other
+            trainers).
         on_policy: Take that distance behind the drafter's own drafts, which the target scores in
             a second forward (`hf_dflash.on_policy`), not behind the text of the rows.
         on_policy_temperature: At which it drafts then; 0: its best tokens.

@@ -32,7 +32,7 @@ from .losses import (
     total_variation,
 )
 from .metrics import acceptance_metrics
-from .on_policy import draft_ids, score_drafts, text_cache
+from .on_policy import draft_ids, score_drafts, slot_draws, text_cache
 from .sampled_vocabulary import SampledVocabulary
 from .target import draft_logits, noise_embeddings
 from .target_states import TargetStates, run_target
@@ -119,18 +119,14 @@ class TrainingStep:
     ) -> SlotLosses:
         """The loss on part of the vocabulary; what is drawn follows from the batch alone."""
         labels = batch["labels"][batch["predicts"]]
-        n_sampled = self.args.n_sampled_tokens or 0
-        generator = self._generator(batch)
-        sampled = SampledVocabulary(self.target, self.config, labels, n_sampled, generator)
-        result = chunked_loss(rows, sampled.head, sampled.row_loss, weights, total, chunks)
-        return replace(result, predicted_ids=sampled.ids[result.predicted_ids])
-
-    def _generator(self, batch: Batch) -> torch.Generator:
-        """A source of randomness that follows from the batch alone, on the host."""
-        labels = batch["labels"][batch["predicts"]]
         anchors = batch["anchors"].clamp(min=0)  # empty slots, of which flex has more, are -1
         seed = int(labels.sum()) * 1_000_003 + int(anchors.sum()) + self.args.seed
-        return torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed)
+        sampled = SampledVocabulary(
+            self.target, self.config, labels, self.args.n_sampled_tokens or 0, generator
+        )
+        result = chunked_loss(rows, sampled.head, sampled.row_loss, weights, total, chunks)
+        return replace(result, predicted_ids=sampled.ids[result.predicted_ids])
 
     def _loss_on_drafts(
         self,
@@ -146,7 +142,8 @@ class TrainingStep:
         their sum stay those of the batch, known before the forward.
         """
         temperature = self.args.on_policy_temperature
-        ids = draft_ids(rows, self.head, chunks, temperature, self._generator(batch))
+        draws = slot_draws(batch, self.args.seed)
+        ids = draft_ids(rows, self.head, chunks, temperature, draws)
         scores = score_drafts(self.target, cache, last_hidden_states, batch, ids)
         distance = self._distance(lambda piece: self.head(scores.states[piece]))
 

@@ -15,7 +15,14 @@ from transformers import BloomConfig, BloomForCausalLM
 from families.zoo import TEXT_TARGETS, VISION_TARGETS, WINDOW
 from hf_dflash import on_policy
 from hf_dflash.losses import decay_weights, row_chunks
-from hf_dflash.on_policy import check_on_policy, draft_ids, score_drafts, stop_ids, text_cache
+from hf_dflash.on_policy import (
+    check_on_policy,
+    draft_ids,
+    score_drafts,
+    slot_draws,
+    stop_ids,
+    text_cache,
+)
 from hf_dflash.target_states import run_target
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
@@ -250,7 +257,7 @@ def test_drafts_follow_the_drafters_law() -> None:
         lambda rows: logits.expand(len(rows), -1),
         row_chunks(n_rows, 999),
         temperature,
-        torch.Generator().manual_seed(0),
+        torch.rand(n_rows, generator=torch.Generator().manual_seed(0)),
     )
     expected = (logits / temperature).softmax(-1) * n_rows
     counts = torch.bincount(ids, minlength=5)
@@ -260,30 +267,47 @@ def test_drafts_follow_the_drafters_law() -> None:
     assert chi_square < 16.27  # 99.9 % of the law with 3 degrees of freedom
 
 
-def test_drafts_depend_on_no_chunk_and_follow_the_generator() -> None:
+def test_drafts_depend_on_no_chunk_and_follow_the_draws() -> None:
     hidden = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
     weight = torch.randn(6, 30, generator=torch.Generator().manual_seed(2))
 
     def ids(chunk: int, temperature: float, seed: int = 0) -> list[int]:
-        generator = torch.Generator().manual_seed(seed)
+        draws = torch.rand(50, generator=torch.Generator().manual_seed(seed))
         chunks = row_chunks(50, chunk)
-        return draft_ids(hidden, lambda r: r @ weight, chunks, temperature, generator).tolist()
+        return draft_ids(hidden, lambda r: r @ weight, chunks, temperature, draws).tolist()
 
     assert ids(50, 1.0) == ids(7, 1.0) != ids(50, 1.0, seed=1)
     assert ids(50, 0.0) == ids(7, 0.0, seed=1) == (hidden @ weight).argmax(-1).tolist()
 
 
-def test_the_lowest_draw_takes_a_token_that_has_a_probability(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("torch.rand", lambda n, **_: torch.zeros(n))
-    logits = torch.tensor([[-math.inf, 1.0, 2.0]])
-    ids = draft_ids(torch.zeros(1, 1), lambda _: logits, [slice(0, 1)], 1.0, torch.Generator())
-    assert ids.tolist() == [1]
+@pytest.mark.parametrize(("draw", "token"), [(0.0, 1), (1 - 2.0**-24, 2)])
+def test_the_ends_of_the_draws_take_tokens_that_have_a_probability(draw: float, token: int) -> None:
+    logits = torch.tensor([[-math.inf, 1.0, 2.0, -math.inf]])
+    draws = torch.tensor([draw])
+    ids = draft_ids(torch.zeros(1, 1), lambda _: logits, [slice(0, 1)], 1.0, draws)
+    assert ids.tolist() == [token]
+
+
+def test_logits_that_are_not_finite_still_draft_tokens() -> None:
+    """So that the loss tells of them, as without drafts, and not the target's embedding."""
+    logits = torch.full((1, 4), math.nan)
+    ids = draft_ids(torch.zeros(1, 1), lambda _: logits, [slice(0, 1)], 1.0, torch.tensor([0.5]))
+    assert 0 <= int(ids) < 4
+
+
+def test_what_a_row_draws_depends_on_no_other_row() -> None:
+    """So rows may be divided otherwise between processes, batches and accumulation."""
+    rows = rows_of_text()[:2]
+    alone = [slot_draws(batch_of([row]), 42) for row in rows]
+    batch = batch_of(rows, keeps_slots=True)
+    assert torch.equal(slot_draws(batch, 42), torch.cat(alone))
+    assert not torch.equal(slot_draws(batch, 43), torch.cat(alone))
+    assert len(set(torch.cat(alone).tolist())) == int(batch["predicts"].sum())
+    assert 0 < float(torch.cat(alone).min()) < float(torch.cat(alone).max()) < 1
 
 
 def test_no_rows_draft_nothing() -> None:
-    ids = draft_ids(torch.zeros(0, 3), lambda rows: rows, [], 1.0, torch.Generator())
+    ids = draft_ids(torch.zeros(0, 3), lambda rows: rows, [], 1.0, torch.zeros(0))
     assert ids.tolist() == []
 
 

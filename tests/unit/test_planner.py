@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from families.zoo import TEXT_TARGETS
 from hf_dflash import DFlashConfig, DFlashDraftModel
 from hf_dflash.collator import DFlashCollator
 from hf_dflash.losses import (
@@ -22,7 +23,7 @@ from hf_dflash.losses import (
     row_chunks,
     total_variation,
 )
-from hf_dflash.planner import available_bytes, plan_memory
+from hf_dflash.planner import ScoreSizes, available_bytes, plan_memory
 from hf_dflash.sampled_vocabulary import SampledVocabulary
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import LOSSES, DFlashTrainingArguments
@@ -205,6 +206,14 @@ def test_distillation_keeps_the_last_hidden_states() -> None:
     plain, distilled = plan(200 * GIB), plan(200 * GIB, loss_type="forward_kl")
     assert distilled.taps - plain.taps == 4 * 3072 * 4096
     assert distilled.logits == 512 * 151936 * 26
+
+
+def test_scores_of_drafts_take_the_targets_sizes() -> None:
+    scores = ScoreSizes.of(TEXT_TARGETS["gpt2"]())  # whose config names no key-value heads
+    assert scores == ScoreSizes(cache=2 * 4 * 32 * 4, width=32, inner=128, queries=32)
+    plain, scored = plan(GIB), plan(GIB, scores=scores)
+    assert scored.taps - plain.taps == scores.n_bytes(1, 3072, 512 * 15)
+    assert scores.n_bytes(1, 3072, 512 * 15) > scores.cache * 3072 + 4 * 512 * 15 * 32
 
 
 def test_the_free_memory_of_this_machine() -> None:
