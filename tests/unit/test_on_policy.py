@@ -230,6 +230,19 @@ def test_chunks_and_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(pieces.row_losses, whole.row_losses, atol=1e-6, rtol=1e-6)
 
 
+def test_rows_may_be_divided_otherwise() -> None:
+    """Padding, parts and draws of one row are no matter of the rows beside it."""
+    target, drafter, _ = pair_and_batch()
+    step = step_of(target, drafter, loss_type="lk_lambda", on_policy=True)
+    rows = rows_of_text()[:3]
+    one = torch.tensor(1.0)
+    together = step.losses(drafter, batch_of(rows), one, GAMMA, 99)
+    alone = [step.losses(drafter, batch_of([row]), one, GAMMA, 99) for row in rows]
+    torch.testing.assert_close(
+        together.row_losses, torch.cat([a.row_losses for a in alone]), atol=1e-6, rtol=0
+    )
+
+
 def test_drafts_are_the_drafters_not_the_texts() -> None:
     """A text with other tokens behind every anchor but the last is scored the same there."""
     target, drafter, _ = pair_and_batch()
