@@ -290,3 +290,46 @@ def total_variation(teacher_logits: Callable[[slice], Tensor]) -> RowLoss:
         return (logits.softmax(dim=-1) - teacher).abs().sum(dim=-1) / 2
 
     return row_loss
+
+
+def lk_alpha(teacher_logits: Callable[[slice], Tensor]) -> RowLoss:
+    """Minus the log of alpha = sum of min(p, q): the chance that a draft drawn from q is accepted.
+
+    Total variation is 1 - alpha; here its gradient is divided by alpha, so that it does not vanish
+    where the laws hardly overlap. Source: LK losses (arXiv:2602.23881).
+
+    Args:
+        teacher_logits: The target's logits (r, V) of the same tokens, made chunk by chunk.
+    """
+
+    def row_loss(logits: Tensor, rows: slice) -> Tensor:
+        with torch.no_grad():
+            teacher = teacher_logits(rows).to(logits).log_softmax(dim=-1)
+        # Of logs, since the minima may all be too small for float32.
+        return -torch.minimum(logits.log_softmax(dim=-1), teacher).logsumexp(dim=-1)
+
+    return row_loss
+
+
+def lk_lambda(teacher_logits: Callable[[slice], Tensor], eta: float) -> RowLoss:
+    """KL(p || q) as long as drafts are rejected, total variation when they are accepted.
+
+    lambda KL + (1 - lambda) TV with lambda = exp(-eta alpha), alpha as in `lk_alpha` and without
+    gradient. Alpha is that of the row itself, not a mean over a batch, so that neither chunks nor
+    batches change the loss. Source: LK losses (arXiv:2602.23881).
+
+    Args:
+        teacher_logits: The target's logits (r, V) of the same tokens, made chunk by chunk.
+        eta: At least 0, which is KL alone.
+    """
+
+    def row_loss(logits: Tensor, rows: slice) -> Tensor:
+        with torch.no_grad():
+            teacher = teacher_logits(rows).to(logits).log_softmax(dim=-1)
+        drafted = logits.log_softmax(dim=-1)
+        kl = F.kl_div(drafted, teacher, reduction="none", log_target=True).sum(dim=-1)
+        variation = (drafted.exp() - teacher.exp()).abs().sum(dim=-1) / 2
+        share = torch.exp(-eta * (1 - variation.detach()))
+        return share * kl + (1 - share) * variation
+
+    return row_loss

@@ -17,6 +17,8 @@ import psutil  # type: ignore[import-untyped]  # comes with accelerate
 import torch
 
 from .attention_masks import part_queries
+from .on_policy import PART_DRAFTS
+from .target import text_config
 from .training_checks import longest_row
 
 _MIB = 2**20
@@ -28,7 +30,13 @@ _BYTES_PER_TRAINED_PARAMETER = 16
 _BYTES_PER_AVERAGED_PARAMETER = 8
 # Measured with a head in half precision (tests/unit/test_planner.py): its output, and in float32
 # the logits, what the loss makes of them (and of the target's), and their gradient.
-_BYTES_PER_LOGIT = {"cross_entropy": 14, "total_variation": 22, "forward_kl": 26}
+_BYTES_PER_LOGIT = {
+    "cross_entropy": 14,
+    "total_variation": 22,
+    "forward_kl": 26,
+    "lk_alpha": 30,
+    "lk_lambda": 30,
+}
 _BYTES_PER_SAMPLED_LOGIT = 18  # and raised ones
 
 
@@ -38,7 +46,7 @@ class MemoryPlan:
 
     drafter: int  # weights, gradients, optimiser states, moving average
     target: int  # weights
-    taps: int
+    taps: int  # and what else is kept of the target
     mask: int
     activations: int  # of the draft layers, kept for the backward
     logits: int  # of one chunk
@@ -65,6 +73,43 @@ class MemoryPlan:
         return f"Memory plan: {sizes}; logits of {self.logits_chunk_size} rows at once."
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreSizes:
+    """Of a target that scores drafts, while the draft layers' activations are kept."""
+
+    cache: int  # bytes a token of its keys and values
+    width: int  # Ht
+    inner: int  # of its feed-forward layers
+    queries: int  # heads times their size
+
+    @classmethod
+    def of(cls, target: Any) -> ScoreSizes:
+        """Read the config of a target."""
+        text = text_config(target)
+        n_heads = text.num_attention_heads
+        size = getattr(text, "head_dim", None) or text.hidden_size // n_heads
+        n_kv = getattr(text, "num_key_value_heads", None) or n_heads
+        inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+        cache = 2 * text.num_hidden_layers * n_kv * size * target.dtype.itemsize
+        return cls(cache, text.hidden_size, inner, n_heads * size)
+
+    def n_bytes(self, n_rows: int, n_tokens: int, n_slots: int) -> int:
+        """Cache, states of all slots, and what one layer takes of a part of the drafts.
+
+        Args:
+            n_rows: N.
+            n_tokens: S.
+            n_slots: Slots that predict, of all rows.
+        """
+        drafts = n_rows * min(PART_DRAFTS, n_slots // n_rows)
+        keys = n_rows * n_tokens + drafts
+        cache, states = self.cache * keys, 4 * n_slots * self.width
+        layer = 4 * drafts * (4 * self.width + 3 * self.inner + 2 * self.queries)
+        # Keys and values for each query head, put behind those before; the mask, also as floats.
+        attention = 4 * 4 * keys * self.queries + 5 * drafts * (keys // n_rows)
+        return cache + states + layer + attention
+
+
 def plan_memory(
     config: Any,
     *,
@@ -79,6 +124,7 @@ def plan_memory(
     logits_chunk_size: int | None = None,
     loss_type: str = "cross_entropy",
     n_sampled_tokens: int | None = None,
+    scores: ScoreSizes | None = None,
 ) -> MemoryPlan:
     """Estimate a step's memory and choose how many rows of logits exist at once.
 
@@ -96,6 +142,7 @@ def plan_memory(
         loss_type: See `DFlashTrainingArguments`; those on the target's distribution keep its last
             hidden states, and its logits of a chunk.
         n_sampled_tokens: See there. The chunk is chosen for evaluations, which take all tokens.
+        scores: Sizes of the target, if it scores drafts.
     """
     n_context = n_rows * n_tokens
     n_slots = n_rows * n_anchors * (config.block_size - 1)
@@ -105,7 +152,8 @@ def plan_memory(
     parts = {
         "drafter": (_BYTES_PER_TRAINED_PARAMETER + average) * n_trained,
         "target": target_bytes,
-        "taps": 4 * n_context * n_states * config.target_hidden_size,
+        "taps": 4 * n_context * n_states * config.target_hidden_size
+        + (0 if scores is None else scores.n_bytes(n_rows, n_tokens, n_slots)),
         "mask": table * (4 if attention == "eager" else 1),  # eager adds it, others look it up
         "activations": _activation_bytes(config, n_rows, n_tokens, n_anchors, attention),
     }
@@ -198,6 +246,7 @@ def plan_step(config: Any, args: Any, model: Any, target: Any, rows: Any) -> Mem
         logits_chunk_size=args.logits_chunk_size,
         loss_type=args.loss_type,
         n_sampled_tokens=args.n_sampled_tokens,
+        scores=ScoreSizes.of(target) if args.on_policy else None,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .blocks import PADDING
+from .outputs_dflash import CACHE_NAME
 from .target import TargetTaps, input_device
 
 
@@ -68,6 +69,7 @@ def run_target(
     document_ids: Tensor,
     *,
     keeps_last: bool = False,
+    cache: Any | None = None,
 ) -> TargetStates:
     """Run the target over a batch, each document by itself.
 
@@ -81,13 +83,22 @@ def run_target(
         input_ids: (N, S) int64.
         document_ids: (N, S) int64, 0 for padding.
         keeps_last: Whether the last hidden states are wanted too.
+        cache: Takes the keys and values of rows that hold one text each.
+
+    Raises:
+        NotImplementedError: A cache, but several texts to a row.
     """
     n_rows, n_tokens = input_ids.shape
     spans = document_spans(document_ids)
     if [(s.row, s.start) for s in spans] == [(row, 0) for row in range(n_rows)]:
         lengths = [s.length for s in spans]
-        states = _run(target, layer_ids, input_ids[:, : max(lengths)], lengths, keeps_last)
-        return _filled_up(states, n_tokens)
+        ids = input_ids[:, : max(lengths)]
+        return _filled_up(_run(target, layer_ids, ids, lengths, keeps_last, cache), n_tokens)
+    if cache is not None:
+        raise NotImplementedError(
+            "`on_policy` needs rows of one text each, from the first token on, got packed ones or "
+            "padding at the left. Prepare them without `--pack`."
+        )
     taps: Tensor | None = None
     last: Tensor | None = None
     for group in _groups(spans, n_rows * n_tokens):
@@ -119,7 +130,12 @@ def _groups(spans: Sequence[Span], most_tokens: int) -> Iterator[list[Span]]:
 
 
 def _run(
-    target: Any, layer_ids: Sequence[int], ids: Tensor, lengths: Sequence[int], keeps_last: bool
+    target: Any,
+    layer_ids: Sequence[int],
+    ids: Tensor,
+    lengths: Sequence[int],
+    keeps_last: bool,
+    cache: Any | None = None,
 ) -> TargetStates:
     """One forward over rows (G, S) that are padded at the right."""
     device = ids.device
@@ -130,7 +146,9 @@ def _run(
         mask = mask.long().to(runs_on)
     with TargetTaps(target, layer_ids) as taps, taps.recording():
         output = target.get_decoder()(
-            input_ids=ids.to(runs_on), attention_mask=mask, use_cache=False
+            input_ids=ids.to(runs_on),
+            attention_mask=mask,
+            **{CACHE_NAME: cache, "use_cache": cache is not None},
         )
         # Layers may lie on different devices.
         together = torch.cat([tap.to(device) for tap in taps.take()], dim=-1)

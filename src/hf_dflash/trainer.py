@@ -31,12 +31,12 @@ from .exporting import export_drafter, own_card, push_run, write_run_card, write
 from .losses import progressive_gamma
 from .planner import MemoryPlan, plan_step
 from .resuming import check_settings, finished_state, run_settings, told_settings, write_settings
-from .sampled_vocabulary import check_plain_head
 from .training_arguments import DFlashTrainingArguments
 from .training_checks import (
     base_drafter,
     check_device,
     check_losses,
+    check_options,
     check_training,
     collator_for,
     numbered,
@@ -94,12 +94,11 @@ class DFlashTrainer(Trainer):
             **kwargs,
         )
         check_device(config, args, shards=self.is_fsdp_enabled)
-        if args.n_sampled_tokens is not None:
-            check_plain_head(target)
         # The loss is divided by the weight of the whole update, not by a mean over its parts.
         self.model_accepts_loss_kwargs = True
         self.loss_is_scaled_for_ga = True
         self.target = placed(target, args.device).eval().requires_grad_(False)
+        check_options(self.target, args, self.train_dataset, self.eval_dataset)
         self.step = TrainingStep(self.target, config, args)
         self.plan: MemoryPlan | None = None
         self.n_rows_without_block = 0  # of this process and call

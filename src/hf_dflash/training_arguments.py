@@ -8,7 +8,7 @@ from transformers import TrainingArguments
 
 #: Gamma of DFlash for the block sizes it was published with (arXiv:2602.06036, A.1).
 PUBLISHED_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
-LOSSES = ("cross_entropy", "forward_kl", "total_variation")
+LOSSES = ("cross_entropy", "forward_kl", "total_variation", "lk_alpha", "lk_lambda")
 WEIGHTINGS = ("decay", "dpace")
 EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -30,7 +30,13 @@ class DFlashTrainingArguments(TrainingArguments):
         n_anchors: Most blocks a row and epoch (DFlash A.1: 512).
         random_anchors: Draw them anew each epoch; `False` is the paper's ablation baseline.
         loss_type: "cross_entropy" on the target's tokens (the papers'), or distance from the
-            target's distribution: "forward_kl" or "total_variation".
+            target's distribution: "forward_kl", "total_variation", "lk_alpha" or "lk_lambda"
+            (arXiv:2602.23881).
+        lk_eta: How soon "lk_lambda" goes over from KL to total variation (3, as in other
+            trainers).
+        on_policy: Take that distance behind the drafter's own drafts, which the target scores in
+            a second forward (`hf_dflash.on_policy`), not behind the text of the rows.
+        on_policy_temperature: At which it drafts then; 0: its best tokens.
         loss_weighting: "decay" over the block (the papers'), or "dpace" (arXiv:2605.18810).
         loss_decay_gamma: In slots; `None`: 7, 5, 4 for blocks of 16, 10, 8 (DFlash A.1), half the
             drafts otherwise.
@@ -66,6 +72,15 @@ class DFlashTrainingArguments(TrainingArguments):
     random_anchors: bool = field(default=True, metadata={"help": "Draw anchors anew each epoch."})
     loss_type: str = field(
         default="cross_entropy", metadata={"help": "What is minimised.", "choices": LOSSES}
+    )
+    lk_eta: float = field(
+        default=3.0, metadata={"help": "Of lk_lambda: the larger, the sooner total variation."}
+    )
+    on_policy: bool = field(
+        default=False, metadata={"help": "Distil behind the drafter's own drafts, not the text."}
+    )
+    on_policy_temperature: float = field(
+        default=1.0, metadata={"help": "Of those drafts; 0: the best token of each slot."}
     )
     loss_weighting: str = field(
         default="decay", metadata={"help": "How slots are weighed.", "choices": WEIGHTINGS}
@@ -117,6 +132,14 @@ class DFlashTrainingArguments(TrainingArguments):
                 f" another one. Got {kind[0]!r} and {kind[1]!r}."
             )
         self._check_range("ema_decay", 0, 0.99999)
+        self._check_range("lk_eta", 0, None)
+        self._check_range("on_policy_temperature", 0, None)
+        if self.on_policy and self.loss_type == "cross_entropy":
+            raise ValueError(
+                "`on_policy` needs a distance from the target's distribution, since the rows hold "
+                f"no token behind a draft: `loss_type` one of {list(LOSSES[1:])}, got "
+                "'cross_entropy'."
+            )
         for name in ("loss_decay_gamma", "loss_decay_gamma_last", "dpace_alpha"):
             self._check_range(name, 1e-3, 1 if name == "dpace_alpha" else None)
         if self.loss_weighting == "dpace":

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from .collator import DFlashCollator, EpochRows, read_row
 from .data import ChatRows
+from .on_policy import check_on_policy
 from .row_file import RowFile
+from .sampled_vocabulary import check_plain_head
 from .taps_cache import CachedTaps
 from .target import check_pair
 
@@ -122,6 +124,37 @@ def check_device(config: Any, args: Any, *, shards: bool) -> None:
             "`ema_decay` is not supported with FSDP, whose parameters are sharded. Leave it "
             "out, or use DDP."
         )
+
+
+def check_options(target: Any, args: Any, *data: Any) -> None:
+    """Refuse a target or rows that an option cannot work with.
+
+    Args:
+        target: Where it will run.
+        args: `DFlashTrainingArguments`.
+        *data: Data sets, or several by name, or `None`.
+
+    Raises:
+        NotImplementedError: See `check_plain_head` and `check_on_policy`; or the rows for
+            ``on_policy`` are cached or packed.
+    """
+    if args.n_sampled_tokens is not None:
+        check_plain_head(target)
+    if not args.on_policy:
+        return
+    for part in data:
+        for rows in part.values() if isinstance(part, Mapping) else [part]:
+            if isinstance(getattr(rows, "rows", rows), CachedTaps):
+                raise NotImplementedError(
+                    "`on_policy` needs the target itself to score drafts, got cached taps. Train "
+                    "on plain rows."
+                )
+            if rows is not None and len(rows) and "document_ids" in rows[0]:
+                raise NotImplementedError(
+                    "`on_policy` needs rows of one text each, got packed ones. Prepare them "
+                    "without `--pack`."
+                )
+    check_on_policy(target)
 
 
 def placed(target: Any, device: torch.device) -> Any:

@@ -6,7 +6,7 @@ Ht target hidden size, H draft hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +26,13 @@ from .losses import (
     dpace_weights,
     fixed_weights,
     forward_kl,
+    lk_alpha,
+    lk_lambda,
     row_chunks,
     total_variation,
 )
 from .metrics import acceptance_metrics
+from .on_policy import draft_ids, score_drafts, slot_draws, text_cache
 from .sampled_vocabulary import SampledVocabulary
 from .target import draft_logits, noise_embeddings
 from .target_states import TargetStates, run_target
@@ -83,7 +86,8 @@ class TrainingStep:
             gamma: Of this step.
             chunk: Most rows of logits at once.
         """
-        states = self.target_states(batch)
+        cache = text_cache() if self.args.on_policy else None
+        states = self.target_states(batch, cache)
         hidden = self.hidden_states(model, batch, states.taps)
         predicts = batch["predicts"]
         rows = hidden.flatten(0, 1)[predicts.flatten()]  # (R, H)
@@ -98,7 +102,11 @@ class TrainingStep:
         total = total.to(rows.device)
         if self.args.n_sampled_tokens is not None and rows.requires_grad:
             return self._sampled_loss(rows, batch, weights, total, chunks)
-        row_loss = self._row_loss(batch, states)
+        last = states.last_hidden_states
+        if cache is not None and last is not None:
+            row_loss = self._loss_on_drafts(rows, batch, last, cache, chunks)
+        else:
+            row_loss = self._row_loss(batch, states)
         return chunked_loss(rows, self.head, row_loss, weights, total, chunks)
 
     def _sampled_loss(
@@ -120,6 +128,30 @@ class TrainingStep:
         result = chunked_loss(rows, sampled.head, sampled.row_loss, weights, total, chunks)
         return replace(result, predicted_ids=sampled.ids[result.predicted_ids])
 
+    def _loss_on_drafts(
+        self,
+        rows: Tensor,
+        batch: Batch,
+        last_hidden_states: Tensor,
+        cache: Any,
+        chunks: Sequence[slice],
+    ) -> RowLoss:
+        """The distance from the target's law behind the drafter's own drafts.
+
+        It is 0 behind a draft that ends the text: decoding would not go on there. Weights and
+        their sum stay those of the batch, known before the forward.
+        """
+        temperature = self.args.on_policy_temperature
+        draws = slot_draws(batch, self.args.seed)
+        ids = draft_ids(rows, self.head, chunks, temperature, draws)
+        scores = score_drafts(self.target, cache, last_hidden_states, batch, ids)
+        distance = self._distance(lambda piece: self.head(scores.states[piece]))
+
+        def row_loss(logits: Tensor, piece: slice) -> Tensor:
+            return distance(logits, piece) * scores.reached[piece].to(logits.device)
+
+        return row_loss
+
     def head(self, rows: Tensor) -> Tensor:
         """Logits (R, V) of the target's own head."""
         return draft_logits(self.target, rows, self.config)
@@ -131,8 +163,18 @@ class TrainingStep:
         # The target's law of the token at anchor + k stands at anchor + k - 1.
         row, slot, k = predicts.nonzero(as_tuple=True)
         teacher = states.last_hidden_states[row, batch["anchors"][row, slot] + k - 1]
-        kind = forward_kl if self.args.loss_type == "forward_kl" else total_variation
-        return kind(lambda rows: self.head(teacher[rows]))
+        return self._distance(lambda rows: self.head(teacher[rows]))
+
+    def _distance(self, teacher_logits: Callable[[slice], Tensor]) -> RowLoss:
+        """The loss on the target's distribution that was chosen."""
+        if self.args.loss_type == "lk_lambda":
+            return lk_lambda(teacher_logits, self.args.lk_eta)
+        kinds = {
+            "forward_kl": forward_kl,
+            "total_variation": total_variation,
+            "lk_alpha": lk_alpha,
+        }
+        return kinds[self.args.loss_type](teacher_logits)
 
     def metrics(self, table: Tensor, gamma: float) -> dict[str, float]:
         """Acceptance and loss over the slots of an evaluation.
@@ -175,8 +217,12 @@ class TrainingStep:
             attention_mask=BlockMaskRule(anchors, batch["document_ids"], size),
         ).last_hidden_state
 
-    def target_states(self, batch: Batch) -> TargetStates:
+    def target_states(self, batch: Batch, cache: Any = None) -> TargetStates:
         """Raw taps of every token, run or read from the cache; and what distillation needs.
+
+        Args:
+            batch: From `DFlashCollator`.
+            cache: Takes the target's keys and values, to score drafts with.
 
         Raises:
             NotImplementedError: Distillation from cached taps, which lack the last hidden states.
@@ -189,6 +235,7 @@ class TrainingStep:
                 batch["input_ids"],
                 batch["document_ids"],
                 keeps_last=keeps_last,
+                cache=cache,
             )
         if keeps_last:
             raise NotImplementedError(

@@ -67,7 +67,7 @@ def test_the_commands_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run(words, n_steps, monkeypatch)
     outputs = [path.parent for path in place.glob("**/config.json") if "my-model" not in str(path)]
     drafters = [path for path in outputs if not path.name.startswith("checkpoint-")]
-    assert len(drafters) == 7
+    assert len(drafters) == 9
     for folder in drafters:
         DFlashDraftModel.from_pretrained(folder)
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 from hf_dflash import losses
 
 HIDDEN, VOCAB = 6, 11
-KINDS = ("cross_entropy", "forward_kl", "total_variation")
+KINDS = ("cross_entropy", "forward_kl", "total_variation", "lk_alpha", "lk_lambda")
+ETA = 1.7  # not the default
 
 
 def heads(dtype: torch.dtype) -> dict[str, Any]:
@@ -30,15 +31,23 @@ def row_losses(kind: str, logits: Tensor, labels: Tensor, teacher: Tensor) -> Te
     q, p = logits.softmax(dim=-1), teacher.softmax(dim=-1)
     if kind == "cross_entropy":
         return -q[torch.arange(len(q)), labels].log()
-    if kind == "forward_kl":
-        return (p * (p.log() - q.log())).sum(dim=-1)
-    return (p - q).abs().sum(dim=-1) / 2
+    kl = (p * (p.log() - q.log())).sum(dim=-1)
+    variation = (p - q).abs().sum(dim=-1) / 2
+    accepted = torch.minimum(p, q).sum(dim=-1)
+    share = torch.exp(-ETA * accepted.detach())
+    return {
+        "forward_kl": kl,
+        "total_variation": variation,
+        "lk_alpha": -accepted.log(),
+        "lk_lambda": share * kl + (1 - share) * variation,
+    }[kind]
 
 
 def make_row_loss(kind: str, labels: Tensor, teacher: Tensor) -> Any:
     if kind == "cross_entropy":
         return losses.cross_entropy(labels)
-    return getattr(losses, kind)(lambda rows: teacher[rows])
+    options = {"eta": ETA} if kind == "lk_lambda" else {}
+    return getattr(losses, kind)(lambda rows: teacher[rows], **options)
 
 
 @settings(max_examples=40)

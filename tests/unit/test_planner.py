@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from families.zoo import TEXT_TARGETS
 from hf_dflash import DFlashConfig, DFlashDraftModel
 from hf_dflash.collator import DFlashCollator
 from hf_dflash.losses import (
@@ -17,13 +18,15 @@ from hf_dflash.losses import (
     cross_entropy,
     fixed_weights,
     forward_kl,
+    lk_alpha,
+    lk_lambda,
     row_chunks,
     total_variation,
 )
-from hf_dflash.planner import available_bytes, plan_memory
+from hf_dflash.planner import ScoreSizes, available_bytes, plan_memory
 from hf_dflash.sampled_vocabulary import SampledVocabulary
 from hf_dflash.trainer import DFlashTrainer
-from hf_dflash.training_arguments import DFlashTrainingArguments
+from hf_dflash.training_arguments import LOSSES, DFlashTrainingArguments
 from pairs import tiny_target
 
 GIB = 2**30
@@ -105,7 +108,7 @@ def peak_bytes(run: Callable[[], Any]) -> int:
     return max(accumulate(sizes))
 
 
-@pytest.mark.parametrize("loss_type", ["cross_entropy", "total_variation", "forward_kl"])
+@pytest.mark.parametrize("loss_type", LOSSES)
 def test_logits_take_what_is_planned(loss_type: str) -> None:
     """Three chunks of a loss with its gradient, and a head in half precision."""
     n_rows, chunk = 96, 32
@@ -121,6 +124,8 @@ def test_logits_take_what_is_planned(loss_type: str) -> None:
         "cross_entropy": cross_entropy(torch.arange(n_rows)),
         "total_variation": total_variation(lambda rows: head(teacher[rows])),
         "forward_kl": forward_kl(lambda rows: head(teacher[rows])),
+        "lk_alpha": lk_alpha(lambda rows: head(teacher[rows])),
+        "lk_lambda": lk_lambda(lambda rows: head(teacher[rows]), 3.0),
     }[loss_type]
     weights, total = fixed_weights(torch.ones(n_rows)), torch.tensor(96.0)
     chunks = row_chunks(n_rows, chunk)
@@ -130,10 +135,17 @@ def test_logits_take_what_is_planned(loss_type: str) -> None:
 
 @pytest.mark.parametrize("n_anchors", [8, 64])
 @pytest.mark.parametrize(
-    ("architecture", "attention"), [("dflash", "sdpa"), ("dflash", "eager"), ("dflare", "sdpa")]
+    ("architecture", "attention", "options"),
+    [
+        ("dflash", "sdpa", {}),
+        ("dflash", "eager", {}),
+        ("dflare", "sdpa", {}),
+        ("dflash", "sdpa", {"loss_type": "lk_alpha", "on_policy": True}),
+    ],
+    ids=str,
 )
 def test_a_step_takes_no_more_than_is_planned(
-    architecture: str, attention: str, n_anchors: int, tmp_path: Path
+    architecture: str, attention: str, options: Any, n_anchors: int, tmp_path: Path
 ) -> None:
     target = tiny_target(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=6)
     config = DFlashConfig.for_target(
@@ -153,6 +165,7 @@ def test_a_step_takes_no_more_than_is_planned(
         n_anchors=n_anchors,
         per_device_train_batch_size=2,
         logits_chunk_size=64,
+        **options,
     )
     ids = torch.randint(1, 500, (2, 512), generator=torch.Generator().manual_seed(0)).tolist()
     rows = [{"input_ids": row, "loss_mask": [0] * 50 + [1] * 462} for row in ids]
@@ -193,6 +206,14 @@ def test_distillation_keeps_the_last_hidden_states() -> None:
     plain, distilled = plan(200 * GIB), plan(200 * GIB, loss_type="forward_kl")
     assert distilled.taps - plain.taps == 4 * 3072 * 4096
     assert distilled.logits == 512 * 151936 * 26
+
+
+def test_scores_of_drafts_take_the_targets_sizes() -> None:
+    scores = ScoreSizes.of(TEXT_TARGETS["gpt2"]())  # whose config names no key-value heads
+    assert scores == ScoreSizes(cache=2 * 4 * 32 * 4, width=32, inner=128, queries=32)
+    plain, scored = plan(GIB), plan(GIB, scores=scores)
+    assert scored.taps - plain.taps == scores.n_bytes(1, 3072, 512 * 15)
+    assert scores.n_bytes(1, 3072, 512 * 15) > scores.cache * 3072 + 4 * 512 * 15 * 32
 
 
 def test_the_free_memory_of_this_machine() -> None:

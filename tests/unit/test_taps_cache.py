@@ -272,3 +272,5 @@ def test_distillation_from_cached_taps_is_refused(
     cached = CachedTaps(rows, tmp_path / "taps", config)
     with pytest.raises(NotImplementedError, match=r"last hidden states, which cached taps lack"):
         train(target, cached, tmp_path / "a", loss_type="forward_kl")
+    with pytest.raises(NotImplementedError, match="`on_policy` needs the target itself"):
+        train(target, cached, tmp_path / "a", loss_type="forward_kl", on_policy=True)

@@ -168,6 +168,10 @@ def test_short_answers_are_trained_on_and_rows_without_any_are_passed_over(
     [
         {"loss_type": "forward_kl"},
         {"loss_type": "total_variation"},
+        {"loss_type": "lk_alpha"},
+        {"loss_type": "lk_lambda", "lk_eta": 1.0},
+        {"loss_type": "forward_kl", "on_policy": True},
+        {"loss_type": "lk_lambda", "on_policy": True, "on_policy_temperature": 0.0},
         {"loss_weighting": "dpace"},
         {"loss_decay_gamma": 1.0, "loss_decay_gamma_last": 3.0},
         {"random_anchors": False},
@@ -190,7 +194,7 @@ def test_distillation_reaches_zero_where_the_drafter_is_the_target(
     target: Any, rows: Any, tmp_path: Path
 ) -> None:
     """Soft labels stand at anchor + k - 1: with the target's own states the distance is nothing."""
-    for kind in ("forward_kl", "total_variation"):
+    for kind in ("forward_kl", "total_variation", "lk_alpha", "lk_lambda"):
         trainer = trainer_of(target, rows, tmp_path, loss_type=kind)
         batch = trainer.data_collator([trainer.train_dataset[i] for i in range(4)])
         places = (batch["anchors"][..., None] + torch.arange(4) - 1).clamp(0, 23).flatten(1)
@@ -260,6 +264,7 @@ RESUMED = {
         "loss_decay_gamma_last": 4.0,
     },
     "with part of the vocabulary": {"n_sampled_tokens": 8},
+    "with its own drafts": {"on_policy": True, "loss_type": "lk_alpha"},
     "at the end of an epoch": {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 1},
 }
 
@@ -327,6 +332,9 @@ def checkpoint(target: Any, rows: Any, tmp_path: Path) -> Path:
         ({"loss_decay_gamma": 3.0}, "`loss_decay_gamma` was 1.5, is 3.0"),
         ({"gradient_accumulation_steps": 3}, "`rows_per_update` was 2, is 6"),
         ({"ema_decay": 0.5}, "`ema_decay` was None, is 0.5"),
+        ({"lk_eta": 1.0}, r"`lk_eta` was 3\.0, is 1\.0"),
+        ({"on_policy": True, "loss_type": "lk_alpha"}, "`on_policy` was False, is True"),
+        ({"on_policy_temperature": 0.0}, r"`on_policy_temperature` was 1\.0, is 0\.0"),
         ({"n_sampled_tokens": 9}, "`n_sampled_tokens` was None, is 9"),
         ({"weight_decay": 0.1}, r"`weight_decay` was 0\.0, is 0\.1"),
         ({"optim": "sgd"}, "`optim` was 'adamw_torch_fused', is 'sgd'"),
@@ -835,12 +843,16 @@ def test_sharding_is_not_ignored_on_cpus(target: Any, tmp_path: Path) -> None:
             {"n_sampled_tokens": 9, "loss_weighting": "dpace"},
             "`n_sampled_tokens` needs .*'cross_entropy' and 'dpace'",
         ),
+        ({"lk_eta": -0.5}, "`lk_eta` must be at least 0, got -0.5"),
         ({"ema_decay": 1.0}, "`ema_decay` must be at least 0 and at most 0.99999, got 1.0"),
         ({"loss_decay_gamma": -1.0}, "`loss_decay_gamma` must be at least 0.001, got -1.0"),
         ({"dpace_alpha": 1.5, "loss_weighting": "dpace"}, "`dpace_alpha` must be at least"),
-        (
-            {"loss_weighting": "dpace", "loss_type": "forward_kl"},
-            '"dpace" needs `loss_type`="cross_entropy"',
+        *(
+            (
+                {"loss_weighting": "dpace", "loss_type": kind},
+                '"dpace" needs `loss_type`="cross_entropy"',
+            )
+            for kind in ("forward_kl", "lk_lambda")
         ),
         (
             {"loss_weighting": "dpace", "loss_decay_gamma": 2.0},
