@@ -6,7 +6,9 @@
 decodes the prompts of that result again, plainly and with the drafter by turns, and takes the time
 of each bare `generate()` call: no hooks, no streamer, none of the benchmark's code. Exit status 1:
 the speed-ups differ by more than 5 %. Only on a machine that does nothing else does that say
-anything about the benchmark.
+anything about the benchmark, and only if it is as it was then. `--again` lets the benchmark
+decode every prompt again, too, by turns with the stopwatch, and compares these runs in place of the
+file's.
 
 `--block-size` times other blocks than the drafter's own, of those that the result holds. `--json`
 writes what was found.
@@ -21,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_dflash import DFlashDraftModel
-from hf_dflash.measurement import write_whole
+from hf_dflash.benchmark import Benchmark, Models
+from hf_dflash.benchmark_data import BenchmarkPrompt
+from hf_dflash.benchmark_quality import Judge
+from hf_dflash.measurement import Run, Settings, write_whole
 from hf_dflash.smollm2 import demo_drafter_folder, target_folder
 from made_with import made_with, usual_device
 
@@ -45,7 +51,9 @@ def main() -> int:
     sizes = options.block_size or [own_block_size(document)]
     for size in sizes:
         bench_seconds(document, "dflash", size)  # refused before minutes of work
-    timed = time_prompts(document, options, sizes)
+    timed, runs = time_prompts(document, options, sizes)
+    if options.again:
+        document["runs"] = [asdict(run) for run in runs]
     found = [judge(document, size, *by_hand) for size, by_hand in timed.items()]
     agrees = all(of_size["agrees"] for of_size in found)
     if options.json is not None:
@@ -54,6 +62,7 @@ def main() -> int:
             **made_with(usual_device()),
             "limit": LIMIT,
             "repeats": options.repeats,
+            "again": options.again,
             "n_prompts": sum(map(len, document["prompts"].values())),
             "bench": {name: provenance[name] for name in BENCH_FACTS},
             "agrees": agrees,
@@ -77,21 +86,30 @@ def arguments() -> argparse.Namespace:
         metavar="B",
         help="block sizes to time, of those in the result; the drafter's own if left out",
     )
+    parser.add_argument(
+        "--again", action="store_true", help="compare with runs of the benchmark made beside"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write what was found")
     return parser.parse_args()
 
 
 def time_prompts(
     document: dict[str, Any], options: argparse.Namespace, sizes: list[int]
-) -> dict[int, tuple[float, float]]:
-    """Speed-ups by block size: median over prompts, and of all seconds."""
+) -> tuple[dict[int, tuple[float, float]], list[Run]]:
+    """Speed-ups by block size: median over prompts, and of all seconds; and the runs made again."""
     settings, dtype = document["settings"], document["provenance"]["dtype"]
     target, tokenizer, drafter = load(options.target, options.drafter, dtype)
     ways: list[int | None] = [None, *sizes]  # None: plainly
     by_prompt: dict[int, list[float]] = {size: [] for size in sizes}
     totals: dict[int | None, float] = dict.fromkeys(ways, 0.0)
-    prompts = prompts_of(document)
+    prompts, runs = prompts_of(document), []
+    benchmark = benchmark_of(settings, Models(target, tokenizer, drafter), sizes)
     for n, (prompt, template_options) in enumerate(prompts):
+        one = BenchmarkPrompt((prompt,), template_options=template_options)
+        if options.again and n == 0:
+            benchmark.warm_up(one)
+        if options.again and n % 2 == 0:
+            runs += benchmark.run_prompt("again", n, one)
         inputs = encode(tokenizer, prompt, template_options).to(target.device)
         rounds = []
         for repeat in range(-1 if n == 0 else 0, options.repeats):
@@ -109,10 +127,27 @@ def time_prompts(
             medians.append(statistics.median(took[None] / took[size] for took in rounds))
         shown = " ".join(f"{medians[-1]:.3f}" for medians in by_prompt.values())
         print(f"{n + 1}/{len(prompts)} {shown}", flush=True)
-    return {
+        if options.again and n % 2 == 1:
+            runs += benchmark.run_prompt("again", n, one)
+    timed = {
         size: (statistics.median(medians), totals[None] / totals[size])
         for size, medians in by_prompt.items()
     }
+    return timed, runs
+
+
+def benchmark_of(settings: dict[str, Any], models: Models, sizes: list[int]) -> Benchmark:
+    """The benchmark as it measured, with the methods alone that are timed by hand."""
+    limited = Settings(
+        max_new_tokens=settings["max_new_tokens"],
+        temperature=0.0,
+        n_prompts={},
+        repeats=1,
+        template_options=settings["template_options"],
+        methods=["plain", "dflash"],
+        block_sizes=sizes,
+    )
+    return Benchmark(models, limited, seed=0, judge=Judge([]))
 
 
 def prompts_of(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -20,6 +20,7 @@ from .checkpoint_dflash import tensor_headers_of
 from .findings import ARCHITECTURES, short_name
 from .measurement import write_whole
 from .model_card import CARD_NAME, CardOptions
+from .modeling_dflash import DFlashDraftModel
 from .old_card import GENERATED, check_notes, known_notes, notes_section, of_old, old_card
 from .provenance import published_name
 from .training_log import TRAINING_LOG_NAME, read_training_log
@@ -94,7 +95,7 @@ class Adapter:
 
     config: Mapping[str, Any]  # PEFT's
     drafter: str | None  # the name that the drafter it belongs to may be published under
-    architecture: str  # of the drafter
+    architecture: str | None  # of the drafter; None: no file tells
     target: str | None
 
 
@@ -116,14 +117,24 @@ def read_adapter(folder: Path) -> Adapter:
         raise ValueError(f"{path} must be JSON written by PEFT: {error}.") from error
     if not isinstance(config, dict) or not config.get("peft_type"):
         raise ValueError(f"{path} must be an adapter's config of PEFT, but names no `peft_type`.")
+    made_for = (config.get("auto_mapping") or {}).get("base_model_class")
+    if made_for not in (None, DFlashDraftModel.__name__):
+        raise ValueError(
+            f"{path} must be of an adapter of a drafter, but its `base_model_class` is {made_for}."
+        )
     drafter = config.get("base_model_name_or_path")
     log_path = folder / TRAINING_LOG_NAME
     log = read_training_log(log_path) if log_path.is_file() else None
     architecture = None if log is None else log.settings.get("architecture")
+    if architecture not in (None, *ARCHITECTURES):
+        raise ValueError(
+            f"{log_path}: `architecture` must be one of {', '.join(ARCHITECTURES)}, got "
+            f"{architecture!r}."
+        )
     return Adapter(
         config,
         published_name(drafter) if drafter else None,
-        "dflash" if architecture is None else str(architecture),
+        None if architecture is None else str(architecture),
         None if log is None else log.target,
     )
 
@@ -226,12 +237,13 @@ def _body(folder: Path, adapter: Adapter, options: CardOptions) -> str:
         _TARGET: _on_hub(options.target),
     }
     log = folder / TRAINING_LOG_NAME
-    architecture = ARCHITECTURES[adapter.architecture]
-    unnamed = f"{adapter.config['peft_type']} adapter of a {architecture} drafter"
+    known = adapter.architecture is not None
+    kind = f"{ARCHITECTURES[str(adapter.architecture)]} drafter" if known else "drafter"
+    unnamed = f"{adapter.config['peft_type']} adapter of a {kind}"
     body = _BODY.format(
         title=short_name(options.name) if options.name else unnamed,
         kind=adapter.config["peft_type"],
-        drafter_words=_words(f"the {architecture} drafter", adapter.drafter),
+        drafter_words=_words(f"the {kind}", adapter.drafter),
         target_words=_words("the target", options.target),
         name=places[_PLACE] or _PLACE,
         drafter=places[_DRAFTER] or _DRAFTER,
@@ -278,11 +290,11 @@ def _metadata(adapter: Adapter, options: CardOptions) -> ModelCardData:
         tags=[
             *([f"base_model:adapter:{drafter}"] if drafter else []),
             kind,
-            architecture,
+            *([] if architecture is None else [architecture]),
             "speculative-decoding",
             "block-diffusion",
             "draft-model",
-            PAPERS[architecture],
+            *([] if architecture is None else [PAPERS[architecture]]),
         ],
     )
 

@@ -1,7 +1,7 @@
 """What a measurement says of the target's dtype: the drafter against the faster plain decoding."""
 
 from .findings import join_words, n_drafts, plural, told_summaries
-from .measurement import Measurement, MethodSummary
+from .measurement import Measurement
 
 
 def best_plain_sentence(measurement: Measurement) -> str | None:
@@ -12,8 +12,8 @@ def best_plain_sentence(measurement: Measurement) -> str | None:
     if own is None or other is None or other.speedup_total is None:
         return None
     dtypes = measurement.provenance.dtype, other.method.removeprefix("plain_")
-    told = list(zip(dtypes, (own, other), strict=True))
-    (fast, faster), (slow, slower) = told[::-1] if other.speedup_total > 1 else told
+    fast, slow = dtypes[::-1] if other.speedup_total > 1 else dtypes
+    ratio = max(other.speedup_total, 1 / other.speedup_total)
     drafted = [
         f"{s.speedup_best.median:.2f} times as fast with "
         f"{plural(n_drafts(measurement, s.variant), 'draft')} a cycle "
@@ -22,16 +22,11 @@ def best_plain_sentence(measurement: Measurement) -> str | None:
         if s.speedup_best is not None
     ]
     sentence = (
-        f"Plain decoding is faster in {fast} (median {_rate(faster)} tokens per second) than in "
-        f"{slow} ({_rate(slower)})."
+        f"Over all seconds plain decoding is {ratio:.2f} times as fast in {fast} as in {slow}."
     )
     if not drafted:
         return sentence
     return (
-        f"{sentence} Compared with the faster one, the drafter in {dtypes[0]} is "
+        f"{sentence} Compared with plain {fast}, the drafter in {dtypes[0]} is "
         f"{join_words(drafted)}."
     )
-
-
-def _rate(summary: MethodSummary) -> str:
-    return f"{summary.tokens_per_s.median:.1f}"

@@ -51,10 +51,11 @@ def publish(part: Path, final: Path) -> None:
 def publish_files(part: Path, final: Path) -> None:
     """Move complete files into a folder that others may be reading, one after the other.
 
-    The config goes last: who finds it finds the weights that belong to it.
+    The config, of a drafter or an adapter, goes last: who finds it finds the weights that belong
+    to it.
     """
     final.mkdir(parents=True, exist_ok=True)
-    for path in sorted(part.iterdir(), key=lambda p: p.name == "config.json"):
+    for path in sorted(part.iterdir(), key=lambda p: p.name.endswith("config.json")):
         _flush(path)
         path.replace(final / path.name)
     _flush(final)

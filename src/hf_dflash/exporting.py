@@ -107,15 +107,22 @@ def _published(values: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 @contextmanager
-def own_card(folder: Path) -> Iterator[None]:
-    """Keep a folder's card as it is, or without one, while PEFT writes an adapter and a form."""
-    path = folder / CARD_NAME
-    kept = path.read_bytes() if path.is_file() else None
-    yield
-    if kept is not None:
-        path.write_bytes(kept)
-    else:
-        path.unlink(missing_ok=True)
+def adapter_export(folder: Path, *, publishes: bool) -> Iterator[Path]:
+    """Where PEFT is to write an adapter; its files are moved into ``folder`` when all are whole.
+
+    PEFT's form of a card is left out: the folder's own card stays.
+
+    Args:
+        folder: Of the run.
+        publishes: Whether this process is the one that writes.
+    """
+    part = folder / f"{PART_FOLDER}_export"
+    if publishes:
+        shutil.rmtree(part, ignore_errors=True)
+    yield part
+    if publishes:
+        (part / CARD_NAME).unlink(missing_ok=True)
+        publish_files(part, folder)
 
 
 def write_run_card(folder: Path, name: str | None, licence: str | None = None) -> None:

@@ -19,7 +19,7 @@ import torch
 from .attention_masks import part_queries
 from .on_policy import PART_DRAFTS
 from .target import text_config
-from .training_checks import longest_row
+from .training_checks import collator_for, longest_row
 
 _MIB = 2**20
 #: A chunk of so many rows keeps any device busy; more only costs memory.
@@ -233,12 +233,13 @@ def plan_step(config: Any, args: Any, model: Any, target: Any, rows: Any) -> Mem
         target: The target.
         rows: The training set, or `None`.
     """
+    multiple = collator_for(config, args).pad_to_multiple_of
     return plan_memory(
         config,
         n_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         target_bytes=sum(p.numel() * p.element_size() for p in target.parameters()),
         n_rows=args.per_device_train_batch_size,
-        n_tokens=longest_row(rows),
+        n_tokens=-(-longest_row(rows) // multiple) * multiple,
         n_anchors=args.n_anchors,
         available=available_bytes(args.device),
         attention=config._attn_implementation,

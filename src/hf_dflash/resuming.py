@@ -64,6 +64,8 @@ _ARGUMENTS = (
     "warmup_steps",
     "bf16",
     "fp16",
+    "train_sampling_strategy",
+    "dataloader_drop_last",
 )
 #: Of the adapters of PEFT, if a drafter has some: what their weights do not tell.
 _ADAPTER = (

@@ -27,7 +27,7 @@ from transformers.trainer_utils import (
 from .checkpointing import PART_FOLDER, check_complete, publish
 from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
-from .exporting import export_drafter, own_card, push_run, write_run_card, write_run_log
+from .exporting import adapter_export, export_drafter, push_run, write_run_card, write_run_log
 from .losses import progressive_gamma
 from .planner import MemoryPlan, plan_step
 from .resuming import check_settings, finished_state, run_settings, told_settings, write_settings
@@ -346,12 +346,6 @@ class DFlashTrainer(Trainer):
                 use_mtime=True,
             )
         self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            super()._push_from_checkpoint(str(run / name))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._part is None:  # while it is incomplete, nothing is sent
-            super()._push_from_checkpoint(checkpoint_folder)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
@@ -372,8 +366,8 @@ class DFlashTrainer(Trainer):
         folder = Path(output_dir) if output_dir else self._output_dir
         with self.averaged():
             if hasattr(self.model, "get_base_model"):
-                with own_card(folder):
-                    super().save_model(str(folder), _internal_call=True)
+                with adapter_export(folder, publishes=self.args.should_save) as part:
+                    super().save_model(str(part), _internal_call=True)
             else:
                 state = self.accelerator.get_state_dict(self.model)
                 if self.args.should_save:

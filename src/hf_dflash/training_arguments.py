@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 
 #: Gamma of DFlash for the block sizes it was published with (arXiv:2602.06036, A.1).
 PUBLISHED_GAMMA = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -98,6 +99,10 @@ class DFlashTrainingArguments(TrainingArguments):
     logits_chunk_size: int | None = field(
         default=None, metadata={"help": "Most rows of logits that exist at once."}
     )
+    hub_strategy: str = field(
+        default="end",
+        metadata={"help": "Only `end`: the drafter is pushed when training is over, or later."},
+    )
     pad_to_multiple_of: int | None = field(
         default=None, metadata={"help": "Fill up rows to a multiple of this many tokens."}
     )
@@ -117,6 +122,12 @@ class DFlashTrainingArguments(TrainingArguments):
                     f"`{name}` must be {needed}, got {getattr(self, name)!r}: {reason}. Leave it "
                     "out."
                 )
+        if self.push_to_hub and self.hub_strategy != HubStrategy.END:
+            raise ValueError(
+                f"`hub_strategy` must be 'end', got {str(self.hub_strategy)!r}: a push while "
+                "training would send checkpoints as they are, not the drafter as it is published. "
+                "Push later with `hf-dflash push`, or after training."
+            )
         self._check_choice("loss_type", LOSSES)
         self._check_choice("loss_weighting", WEIGHTINGS)
         self._check_choice("export_dtype", (None, *EXPORT_DTYPES))

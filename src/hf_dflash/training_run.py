@@ -22,7 +22,6 @@ from .sharding import check_one_forward_a_batch, shard_target
 from .taps_cache import CachedTaps, check_taps, drop_layers
 from .trainer import DFlashTrainer
 from .training_arguments import DFlashTrainingArguments
-from .training_checks import collator_for
 from .training_log import TRAINING_LOG_NAME, read_data_record, read_training_log
 from .warm_start import init_from_target, merge_adapter
 
@@ -177,8 +176,8 @@ def _drafter(
     config._attn_implementation = kernel
     drafter = DFlashDraftModel(config)
     if run.init_from_target:
-        text = collator_for(config, args)([EpochRows(rows)[0]])["input_ids"]
-        copied = init_from_target(drafter, target, input_ids=text[:, :_TEXT_TOKENS])
+        text = torch.as_tensor(EpochRows(rows)[0]["input_ids"])[None, :_TEXT_TOKENS]
+        copied = init_from_target(drafter, target, input_ids=text)
         logger.info("Set %d of the drafter's parameters by the target's.", len(copied))
     return drafter
 

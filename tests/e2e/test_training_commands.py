@@ -302,7 +302,7 @@ def test_what_is_saved_is_pushed(
         "hf_dflash.exporting.push_folder",
         lambda folder, name, **options: pushed.append((folder, name, options["private"])),
     )
-    hub = ["--push_to_hub=true", "--hub_model_id=me/mine", "--hub_strategy=end"]
+    hub = ["--push_to_hub=true", "--hub_model_id=me/mine"]
     trained(place, tmp_path / "out", *hub, "--hub_private_repo=true")
     assert pushed == [(tmp_path / "out", "me/mine", True)]
     check_card(tmp_path / "out")
@@ -331,6 +331,9 @@ def test_norms_of_heads_start_with_the_targets_scale_on_the_first_row(
     norm = weights(tmp_path / "out")["layers.0.self_attn.q_norm.weight"]
     assert norm.unique().numel() == 1
     assert float(norm[0]) != 1.0
+    # A row that is filled up for the kernel's sake is no other text.
+    trained(place, tmp_path / "filled", *options, "--pad_to_multiple_of=128")
+    assert torch.equal(weights(tmp_path / "filled")["layers.0.self_attn.q_norm.weight"], norm)
 
 
 def test_cached_taps_train_as_the_target_does(place: Path, tmp_path: Path) -> None:

@@ -258,6 +258,8 @@ def test_without_a_log_nothing_is_told_of_the_training(trained: DFlashTrainer) -
     card = write_adapter_card(folder).read_text()
     assert "How it was trained is not recorded here." in card
     assert "`<target>` stands for the folder or repository of the target." in card
+    assert "dflash\n" not in card, "no file tells the architecture"
+    assert "DFlash drafter" not in card
     check_adapter(folder)
 
 
@@ -330,3 +332,39 @@ def test_the_drafter_is_known_by_its_repository_wherever_it_was_loaded_from(
     assert read_adapter(folder).drafter == "org/drafter"
     sent = {file.name: file.source for file in folder_contents(folder).files}
     assert json.loads(sent["adapter_config.json"])["base_model_name_or_path"] == "org/drafter"
+
+
+def test_an_adapter_is_written_whole_or_not_at_all(
+    trained: DFlashTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained.save_model()
+    trained.create_model_card(model_name=ADAPTER)
+    folder = Path(str(trained.args.output_dir))
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    def full_disk(place: Any, *_: Any, **__: Any) -> None:
+        Path(place).mkdir(exist_ok=True)
+        for name in ("README.md", "adapter_model.safetensors"):
+            (Path(place) / name).write_text("half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(trained.model, "save_pretrained", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        trained.save_model()
+    assert {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()} == before
+
+
+def test_an_adapter_of_something_else_is_refused(trained: DFlashTrainer) -> None:
+    trained.save_model()
+    folder = Path(str(trained.args.output_dir))
+    log, path = folder / "training_log.json", folder / "adapter_config.json"
+    kept = log.read_text()
+    log.write_text(kept.replace('"dflash"', '"dbeam"'))
+    with pytest.raises(ValueError, match="`architecture` must be one of dflash, dflare, got 'dbe"):
+        read_adapter(folder)
+    log.write_text(kept)
+    assert read_adapter(folder).architecture == "dflash"
+    other = {"base_model_class": "LlamaModel", "parent_library": "transformers"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_mapping": other}))
+    with pytest.raises(ValueError, match=r"must be of an adapter of a drafter, .* is LlamaModel"):
+        read_adapter(folder)

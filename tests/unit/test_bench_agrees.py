@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from bench_pairs import saved_models
 from chat_tokenizers import DROPS_REASONING, byte_tokenizer, with_template
 from checks import check_made_with
 from hf_dflash import cli
+from hf_dflash.measurement import Seconds
 from measurements import measurement, pair_of_runs
 
 OPTION = "enable_thinking"
@@ -150,3 +151,35 @@ def test_a_block_size_that_was_not_measured_is_refused(
     result.write_text(json.dumps(document(2.0)))
     with pytest.raises(SystemExit, match=r"`block-size` must be one that .*, \[8\], got 5"):
         agrees(monkeypatch, result, "--block-size", "5")
+
+
+def test_again_compares_with_runs_made_beside_the_stopwatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pair: list[str]
+) -> None:
+    result, record = tmp_path / "b.json", tmp_path / "agrees.json"
+    result.write_text(json.dumps(document(2.0)))  # 12 tokens each, figures of another day
+    order: list[str] = []
+
+    def seconds(_target: Any, _inputs: Any, assistant: Any, n_tokens: int) -> float:
+        order.append("hand" if n_tokens > 16 or n_tokens == 12 else "warm")
+        return 1.0 if assistant is not None else 3.0
+
+    run_prompt = bench_agrees.Benchmark.run_prompt
+
+    def five_times_as_fast(self: Any, *place: Any) -> Any:
+        order.append("bench")
+        runs = run_prompt(self, *place)
+        times = {"plain": 5.0, "dflash": 1.0}
+        return [replace(r, seconds=Seconds(0.0, 0.0, times[r.method])) for r in runs]
+
+    monkeypatch.setattr(bench_agrees, "seconds", seconds)
+    monkeypatch.setattr(bench_agrees.Benchmark, "run_prompt", five_times_as_fast)
+    options = [result, *pair, "--repeats", "1", "--block-size", "8", "--again", "--json", record]
+    assert agrees(monkeypatch, *options) == 1
+    found = json.loads(record.read_text())
+    assert found["again"] is True
+    [of_size] = found["block_sizes"]
+    for name in ("median over prompts", "all seconds"):
+        assert (of_size[name]["bench"], of_size[name]["by_hand"]) == pytest.approx((5.0, 3.0))
+    by_prompt = [who for who in order if who != "warm"]
+    assert by_prompt == ["bench", "hand", "hand", "hand", "hand", "bench", "bench", "hand", "hand"]

@@ -203,3 +203,17 @@ def test_ten_lengths_are_compiled_for_twice(n_compiled: list[int], multiple: int
         assert len(n_compiled) == 2
     else:  # after so many torch gives up, and attends without compiling at all
         assert len(n_compiled) == torch._dynamo.config.recompile_limit < len(LENGTHS)
+
+
+def test_memory_is_planned_for_rows_as_they_are_filled_up(tmp_path: Path) -> None:
+    target = training_target()
+    rows = generated_rows(target, 2, n_new=12)
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def planned_taps(multiple: int) -> int:
+        args = DFlashTrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, report_to=[], pad_to_multiple_of=multiple
+        )
+        return DFlashTrainer(training_drafter(target), target, args, rows).planned().taps
+
+    assert planned_taps(512) * longest == planned_taps(1) * 512

@@ -344,6 +344,8 @@ def checkpoint(target: Any, rows: Any, tmp_path: Path) -> Path:
         ({"lr_scheduler_type": "linear"}, "`lr_scheduler_type` was 'cosine', is 'linear'"),
         ({"warmup_steps": 3}, r"`warmup_steps` was 0\.04, is 3"),
         ({"bf16": True}, "`bf16` was False, is True"),
+        ({"dataloader_drop_last": True}, "`dataloader_drop_last` was False, is True"),
+        ({"train_sampling_strategy": "sequential"}, "`train_sampling_strategy` was 'random', is"),
     ],
 )
 def test_another_configuration_is_not_resumed(
@@ -859,6 +861,7 @@ def test_sharding_is_not_ignored_on_cpus(target: Any, tmp_path: Path) -> None:
             "`loss_decay_gamma` has no meaning with",
         ),
         ({"label_smoothing_factor": 0.1}, "`label_smoothing_factor` must be 0.0, got 0.1: the los"),
+        ({"push_to_hub": True, "hub_strategy": "every_save"}, "`hub_strategy` must be 'end', got"),
         ({"neftune_noise_alpha": 5.0}, "`neftune_noise_alpha` must be None, got 5.0: a drafter"),
         ({"batch_eval_metrics": True}, "`batch_eval_metrics` must be False, got True"),
         ({"eval_do_concat_batches": False}, "`eval_do_concat_batches` must be True, got False"),
