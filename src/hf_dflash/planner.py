@@ -81,6 +81,7 @@ class ScoreSizes:
     width: int  # Ht
     inner: int  # of its feed-forward layers
     queries: int  # heads times their size
+    tables: int  # bytes a query and key of eager attention's scores of all heads; else 0
 
     @classmethod
     def of(cls, target: Any) -> ScoreSizes:
@@ -91,7 +92,10 @@ class ScoreSizes:
         n_kv = getattr(text, "num_key_value_heads", None) or n_heads
         inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
         cache = 2 * text.num_hidden_layers * n_kv * size * target.dtype.itemsize
-        return cls(cache, text.hidden_size, inner, n_heads * size)
+        # Scores, in half precision also in float32, and their softmax, which is taken in float32.
+        scores = 8 + (target.dtype.itemsize if target.dtype.itemsize < 4 else 0)
+        tables = n_heads * scores if text._attn_implementation == "eager" else 0
+        return cls(cache, text.hidden_size, inner, n_heads * size, tables)
 
     def n_bytes(self, n_rows: int, n_tokens: int, n_slots: int) -> int:
         """Cache, states of all slots, and what one layer takes of a part of the drafts.
@@ -106,7 +110,7 @@ class ScoreSizes:
         cache, states = self.cache * keys, 4 * n_slots * self.width
         layer = 4 * drafts * (4 * self.width + 3 * self.inner + 2 * self.queries)
         # Keys and values for each query head, put behind those before; the mask, also as floats.
-        attention = 4 * 4 * keys * self.queries + 5 * drafts * (keys // n_rows)
+        attention = 4 * 4 * keys * self.queries + (5 + self.tables) * drafts * (keys // n_rows)
         return cache + states + layer + attention
 
 

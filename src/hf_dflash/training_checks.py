@@ -12,11 +12,12 @@ from torch import Tensor
 
 from .collator import DFlashCollator, EpochRows, read_row
 from .data import ChatRows
-from .on_policy import check_on_policy
+from .on_policy import PART_DRAFTS, check_on_policy
 from .row_file import RowFile
 from .sampled_vocabulary import check_plain_head
 from .taps_cache import CachedTaps
 from .target import check_pair
+from .target_states import document_spans
 
 #: Rows whose tokens are all looked at before training; others may be made when they are asked for.
 READ_AT_ONCE = (list, tuple, ChatRows, RowFile)
@@ -132,29 +133,53 @@ def check_options(target: Any, args: Any, *data: Any) -> None:
     Args:
         target: Where it will run.
         args: `DFlashTrainingArguments`.
-        *data: Data sets, or several by name, or `None`.
+        *data: The training set and that of evaluations; each may be several by name, or `None`.
 
     Raises:
         NotImplementedError: See `check_plain_head` and `check_on_policy`; or the rows for
-            ``on_policy`` are cached or packed.
+            ``on_policy`` are cached, packed, padded at the left, or empty.
     """
     if args.n_sampled_tokens is not None:
         check_plain_head(target)
     if not args.on_policy:
         return
-    for part in data:
-        for rows in part.values() if isinstance(part, Mapping) else [part]:
-            if isinstance(getattr(rows, "rows", rows), CachedTaps):
-                raise NotImplementedError(
-                    "`on_policy` needs the target itself to score drafts, got cached taps. Train "
-                    "on plain rows."
-                )
-            if rows is not None and len(rows) and "document_ids" in rows[0]:
-                raise NotImplementedError(
-                    "`on_policy` needs rows of one text each, got packed ones. Prepare them "
-                    "without `--pack`."
-                )
-    check_on_policy(target)
+    n_text = 1
+    for part, name in zip(data, ("train_dataset", "eval_dataset"), strict=False):
+        named = part if isinstance(part, Mapping) else {None: part}
+        for key, rows in named.items():
+            where = name if key is None else f"{name}[{key!r}]"
+            n_text = max(n_text, _longest_single_text(rows, where))
+    check_on_policy(target, n_text, min(PART_DRAFTS, args.n_anchors * n_text))
+
+
+def _longest_single_text(rows: Any, name: str) -> int:
+    """Tokens of the longest row (all, or many where reading is slow), each one text; 1 if none."""
+    if isinstance(getattr(rows, "rows", rows), CachedTaps):
+        raise NotImplementedError(
+            "`on_policy` needs the target itself to score drafts, got cached taps. Train on plain "
+            "rows."
+        )
+    n_rows = 0 if rows is None else len(rows)
+    columns = token_columns(rows)
+    n_read = n_rows if isinstance(columns, READ_AT_ONCE) else min(n_rows, _MOST_ROWS)
+    longest = 1
+    for k in range(n_read):
+        i = k * (n_rows - 1) // max(1, n_read - 1)
+        row = columns[i]
+        longest = max(longest, len(row["input_ids"]))
+        is_plain = not row.keys() & {"document_ids", "attention_mask"}
+        documents = torch.ones(len(row["input_ids"])) if is_plain else read_row(row)["document_ids"]
+        spans = document_spans(documents[None])
+        if [span.start for span in spans] != [0]:
+            where = (
+                f"{columns.path}, line {i + 1}" if isinstance(columns, RowFile) else f"{name}[{i}]"
+            )
+            got = "packed ones" if len(spans) > 1 else "padding at the left" if spans else "none"
+            raise NotImplementedError(
+                f"{where}: `on_policy` needs rows of one text each, from the first token on, got "
+                f"{got}. Prepare them without `--pack`, and leave out empty ones."
+            )
+    return longest
 
 
 def placed(target: Any, device: torch.device) -> Any:

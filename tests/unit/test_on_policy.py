@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, GPTNeoConfig, GPTNeoForCausalLM
 
 from families.zoo import TEXT_TARGETS, VISION_TARGETS, WINDOW
 from hf_dflash import on_policy
@@ -94,7 +94,7 @@ def test_all_blocks_at_once_are_each_prefix_alone(
     target = (TEXT_TARGETS | VISION_TARGETS)[family]()
     batch = batch_of(rows_of_text())
     drafts = drafts_for(batch, 80)
-    check_on_policy(target)
+    check_on_policy(target, 23, 60)
     scores = scored(target, batch, drafts)
     expected = alone(target, texts_behind(batch, drafts))
     assert bool(scores.reached.all())
@@ -338,7 +338,7 @@ def test_where_generation_ends() -> None:
     [
         ("lfm2", "layers that keep a state"),
         ("mistral", "cannot mask the window of 8 tokens of `MistralForCausalLM`"),
-        ("bloom", "`BloomForCausalLM`: its forward fails|`BloomForCausalLM`: its states differ"),
+        ("bloom", "`BloomForCausalLM`: its (forward on .* fails|states differ)"),
     ],
 )
 def test_a_target_that_takes_no_mask_is_refused(family: str, reason: str) -> None:
@@ -348,13 +348,13 @@ def test_a_target_that_takes_no_mask_is_refused(family: str, reason: str) -> Non
     else:
         target = TEXT_TARGETS[family]()
     with pytest.raises(NotImplementedError, match=reason):
-        check_on_policy(target)
+        check_on_policy(target, 23, 60)
 
 
 def test_a_window_longer_than_the_texts_is_no_window() -> None:
     target = TEXT_TARGETS["mistral"]()
     target.config.sliding_window = 24
-    check_on_policy(target)
+    check_on_policy(target, 23, 60)
     batch = batch_of(rows_of_text())
     drafts = drafts_for(batch)
     expected = alone(target, texts_behind(batch, drafts))
@@ -368,21 +368,23 @@ def test_a_kernel_without_masks_is_refused() -> None:
     target = training_target()
     target.config._attn_implementation = "flash_attention_2"
     with pytest.raises(NotImplementedError, match="='flash_attention_2', which takes no mask"):
-        check_on_policy(target)
+        check_on_policy(target, 23, 60)
 
 
-def test_angles_that_depend_on_the_length_are_refused() -> None:
+@pytest.mark.parametrize("is_nested", [False, True])  # as Gemma 3's are, by kind of layer
+def test_angles_that_depend_on_the_length_are_refused(is_nested: bool) -> None:
     target = training_target()
-    target.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    rope = {"rope_type": "dynamic", "factor": 2.0}
+    target.config.rope_parameters = {"full_attention": rope} if is_nested else rope
     with pytest.raises(NotImplementedError, match=r"rotary embeddings \(dynamic\)"):
-        check_on_policy(target)
+        check_on_policy(target, 23, 60)
 
 
 def test_a_sharded_target_is_refused() -> None:
     target = training_target()
     target.lm_head.weight.device_mesh = "a mesh, as parameters of FSDP2 have"
     with pytest.raises(NotImplementedError, match="spread by `shard_target`"):
-        check_on_policy(target)
+        check_on_policy(target, 23, 60)
 
 
 def test_a_target_that_ignores_the_mask_is_found_out() -> None:
@@ -395,7 +397,62 @@ def test_a_target_that_ignores_the_mask_is_found_out() -> None:
 
     target.model.forward = deaf
     with pytest.raises(NotImplementedError, match=r"its states differ by .* from those of each"):
-        check_on_policy(target)
+        check_on_policy(target, 23, 60)
+
+
+def sees_other_blocks(mask: Tensor, n_text: int) -> Tensor:
+    """Every draft also sees those of the blocks before."""
+    n_drafts = mask.shape[-2]
+    before = torch.arange(n_drafts)[:, None] // 2 > torch.arange(n_drafts) // 2
+    return mask | torch.cat([torch.zeros(n_drafts, n_text, dtype=torch.bool), before], dim=1)
+
+
+def sees_no_draft_before(mask: Tensor, n_text: int) -> Tensor:
+    """Every draft sees the text and itself."""
+    n_drafts = mask.shape[-2]
+    itself = torch.eye(n_drafts, dtype=torch.bool)
+    return mask & torch.cat([torch.ones(n_drafts, n_text, dtype=torch.bool), itself], dim=1)
+
+
+@pytest.mark.parametrize("wrong", [sees_other_blocks, sees_no_draft_before])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_target_that_changes_the_mask_is_found_out(
+    wrong: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = training_target(dtype=dtype)
+    check_on_policy(target, 23, 60)
+    forward = target.model.forward
+
+    def altered(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        if attention_mask is not None:
+            n_text = attention_mask.shape[-1] - attention_mask.shape[-2]
+            attention_mask = wrong(attention_mask, n_text)
+        return forward(*args, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(target.model, "forward", altered)
+    with pytest.raises(NotImplementedError, match=r"its states differ by .* from those of each"):
+        check_on_policy(target, 23, 60)
+
+
+def test_windows_and_positions_that_only_the_longest_row_meets() -> None:
+    """GPT-Neo's own band goes by the number of a key, and its table has so many columns."""
+    config = GPTNeoConfig(
+        vocab_size=96,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=40,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    target = GPTNeoForCausalLM(config).eval()
+    check_on_policy(target, 12, 20)
+    with pytest.raises(NotImplementedError, match=r"differ by .* 6 drafts behind 50 tokens"):
+        check_on_policy(target, 50, 6)
+    with pytest.raises(NotImplementedError, match=r"on 60 drafts behind 23 tokens fails"):
+        check_on_policy(target, 23, 60)
 
 
 def test_packed_rows_are_refused() -> None:
@@ -416,8 +473,32 @@ def test_packed_rows_are_refused_before_the_first_step(tmp_path: Path, is_evalua
         output_dir=str(tmp_path), use_cpu=True, report_to=[], loss_type="lk_alpha", on_policy=True
     )
     rows = (plain, {"part": packed}) if is_evaluation else (packed, None)
-    with pytest.raises(NotImplementedError, match="rows of one text each, got packed ones"):
+    with pytest.raises(NotImplementedError, match="rows of one text each, .* got packed ones"):
         DFlashTrainer(training_drafter(target), target, args, *rows)
+
+
+@pytest.mark.parametrize(
+    ("columns", "got"),
+    [
+        ({"document_ids": [1] * 10 + [2] * 10}, "packed ones"),
+        ({"attention_mask": [0] * 3 + [1] * 17}, "padding at the left"),
+        ({"attention_mask": [0] * 20}, "none"),
+        (None, "none"),
+    ],
+)
+def test_any_row_that_is_not_one_text_is_told_before_the_first_step(
+    columns: Any, got: str, tmp_path: Path
+) -> None:
+    target = training_target()
+    good = row_of(random_ids(20, seed=1), attention_mask=[1] * 18 + [0] * 2)
+    empty = {"input_ids": [], "loss_mask": []}
+    bad = empty if columns is None else row_of(random_ids(20, seed=2), **columns)
+    args = DFlashTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], loss_type="lk_alpha", on_policy=True
+    )
+    DFlashTrainer(training_drafter(target), target, args, [good, good])
+    with pytest.raises(NotImplementedError, match=rf"train_dataset\[1\]: .* one text.* got {got}"):
+        DFlashTrainer(training_drafter(target), target, args, [good, bad])
 
 
 def test_bad_arguments_are_refused() -> None:

@@ -135,19 +135,21 @@ def test_logits_take_what_is_planned(loss_type: str) -> None:
 
 @pytest.mark.parametrize("n_anchors", [8, 64])
 @pytest.mark.parametrize(
-    ("architecture", "attention", "options"),
+    ("architecture", "attention", "options", "of_target"),
     [
-        ("dflash", "sdpa", {}),
-        ("dflash", "eager", {}),
-        ("dflare", "sdpa", {}),
-        ("dflash", "sdpa", {"loss_type": "lk_alpha", "on_policy": True}),
+        ("dflash", "sdpa", {}, "sdpa"),
+        ("dflash", "eager", {}, "sdpa"),
+        ("dflare", "sdpa", {}, "sdpa"),
+        ("dflash", "sdpa", {"loss_type": "lk_alpha", "on_policy": True}, "sdpa"),
+        ("dflash", "sdpa", {"loss_type": "lk_alpha", "on_policy": True}, "eager"),
     ],
     ids=str,
 )
 def test_a_step_takes_no_more_than_is_planned(
-    architecture: str, attention: str, options: Any, n_anchors: int, tmp_path: Path
+    architecture: str, attention: str, options: Any, of_target: str, n_anchors: int, tmp_path: Path
 ) -> None:
     target = tiny_target(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=6)
+    target.set_attn_implementation(of_target)
     config = DFlashConfig.for_target(
         target.config,
         architecture=architecture,
@@ -210,7 +212,7 @@ def test_distillation_keeps_the_last_hidden_states() -> None:
 
 def test_scores_of_drafts_take_the_targets_sizes() -> None:
     scores = ScoreSizes.of(TEXT_TARGETS["gpt2"]())  # whose config names no key-value heads
-    assert scores == ScoreSizes(cache=2 * 4 * 32 * 4, width=32, inner=128, queries=32)
+    assert scores == ScoreSizes(cache=2 * 4 * 32 * 4, width=32, inner=128, queries=32, tables=0)
     plain, scored = plan(GIB), plan(GIB, scores=scores)
     assert scored.taps - plain.taps == scores.n_bytes(1, 3072, 512 * 15)
     assert scores.n_bytes(1, 3072, 512 * 15) > scores.cache * 3072 + 4 * 512 * 15 * 32
