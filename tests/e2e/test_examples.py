@@ -34,7 +34,8 @@ def test_decode():
 def test_stream():
     shown = run("stream.py")
     assert re.search("\033\\[32m[^\033]", shown), "no accepted draft was shown"
-    assert "2, 4, 6, 8" in re.sub("\033\\[[0-9]*m", "", shown)
+    # Whether the target begins with 2 or 4 is a near tie in bfloat16: CPUs differ.
+    assert "4, 6, 8, 10, " in re.sub("\033\\[[0-9]*m", "", shown)
 
 
 @pytest.mark.slow
