@@ -473,7 +473,7 @@ def test_packed_rows_are_refused_before_the_first_step(tmp_path: Path, is_evalua
         output_dir=str(tmp_path), use_cpu=True, report_to=[], loss_type="lk_alpha", on_policy=True
     )
     rows = (plain, {"part": packed}) if is_evaluation else (packed, None)
-    with pytest.raises(NotImplementedError, match="rows of one text each, .* got packed ones"):
+    with pytest.raises(NotImplementedError, match=r"rows of one text each, .* got packed ones"):
         DFlashTrainer(training_drafter(target), target, args, *rows)
 
 
