@@ -412,7 +412,13 @@ def test_parts_of_an_earlier_drafter_do_not_stay(folder: Path, client: HubStandI
     old |= {"adapter_config.json", "adapter_model.safetensors"}
     old |= {"generation_config.json", "training_log.json", "training_runs.json"}
     (folder / "generation_config.json").unlink(missing_ok=True)
-    others = {"notes.md", "NOTICE", "LICENSE-MODEL", "target/model.safetensors", "for_target/adapter_model.safetensors"}
+    others = {
+        "notes.md",
+        "NOTICE",
+        "LICENSE-MODEL",
+        "target/model.safetensors",
+        "for_target/adapter_model.safetensors",
+    }
     client.files("someone/drafter").update(dict.fromkeys(old | others, b"0"))
     push(folder)
     assert set(client.files("someone/drafter")) == names_of(folder) | others
