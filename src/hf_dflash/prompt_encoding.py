@@ -116,7 +116,7 @@ def check_template_options(
 class _Generation(Extension):
     """The tag by which templates mark what the model wrote; transformers' own is not public."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - as the base declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
