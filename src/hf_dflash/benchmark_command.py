@@ -72,10 +72,10 @@ def run_bench(options: BenchOptions) -> int:
     console = Console(quiet=ranks.rank != 0)
     transformers_logging.disable_progress_bar()
     prompts = _load_prompts(options, console)
-    models = _load_models(options, ranks.device, console)
     every_prompt = [prompt for of_set in prompts.values() for prompt in of_set]
-    _check_template_options(options, every_prompt, models.tokenizer)
     judge = Judge(every_prompt, runs_code=options.runs_code, metrics=options.metrics)
+    models = _load_models(options, ranks.device, console)
+    _check_template_options(options, every_prompt, models.tokenizer)
     plan = _plan(options, prompts, models, ranks.n_ranks)
     plan = replace(plan, settings=replace(plan.settings, metrics=judge.names))
     measurement = _kept_result(options.json_file, plan)
@@ -294,6 +294,11 @@ def _check(options: BenchOptions) -> None:
             not path.is_dir() and path.absolute().parent.is_dir(),
             "`json` must be a file in an existing folder",
             path,
+        ),
+        (
+            options.metrics is None or options.metrics.is_dir(),
+            "`metrics` must be a folder with exact_match/exact_match.py or code_eval/code_eval.py",
+            options.metrics,
         ),
     )
     for holds, rule, got in rules:

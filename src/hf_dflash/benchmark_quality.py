@@ -37,7 +37,8 @@ class Judge:
         names: Of the metrics in use, with the package that computes each.
 
     Raises:
-        ValueError: ``metrics`` does not hold a metric that is needed.
+        ValueError: ``metrics`` does not hold a metric that is needed, or no prompt has what
+            ``metrics`` or ``runs_code`` is for.
         RuntimeError: Programs are to be run, and nothing that runs them is installed; or
             ``metrics`` is given without ``evaluate``.
     """
@@ -50,6 +51,7 @@ class Judge:
         metrics: Path | None = None,
     ) -> None:
         prompts = list(prompts)
+        _refuse_idle(prompts, runs_code, metrics)
         self.names: list[str] = []
         self._matches: Callable[[str, str], bool] | None = None
         self._runs: CodeRunner | None = None
@@ -67,6 +69,21 @@ class Judge:
         if prompt.tests is not None and self._runs is not None:
             return self._runs(program_of(text, prompt.code_prefix), prompt.tests)
         return None
+
+
+def _refuse_idle(prompts: list[BenchmarkPrompt], runs_code: bool, metrics: Path | None) -> None:
+    """Refuse options that change nothing."""
+    n_with_tests = sum(prompt.tests is not None for prompt in prompts)
+    if runs_code and not n_with_tests:
+        raise ValueError(
+            f"`run_code` needs prompts with tests, got {len(prompts)} without. Leave out "
+            "--run-code, or add a data set of programs."
+        )
+    if metrics is not None and not n_with_tests and all(p.answer is None for p in prompts):
+        raise ValueError(
+            f"`metrics` needs prompts with an answer or tests, got {len(prompts)} without. Leave "
+            "out --metrics, or add a data set whose answers can be judged."
+        )
 
 
 def final_answer(text: str) -> str:

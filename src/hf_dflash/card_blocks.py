@@ -158,6 +158,8 @@ def _slots_sentence(acceptance: Acceptance) -> str:
 def _provenance(measurement: Measurement) -> str:
     p = measurement.provenance
     versions = ", ".join(f"{name} {version}" for name, version in p.versions.items())
+    code = f", commit `{p.commit}`" if p.commit else ""
+    code += f", sha256 of the source files begins with `{p.code_sha256}`" if p.code_sha256 else ""
     rows = {
         "command": f"`{p.command}`",
         "drafter": f"sha256 of the weights `{p.drafter.sha256}`"
@@ -166,7 +168,7 @@ def _provenance(measurement: Measurement) -> str:
         "device": f"{p.device}, {plural(p.threads, 'thread')}, {processes_words(measurement)}",
         "dtype, decoding": f"{p.dtype}, {decoding_words(measurement.settings.temperature)}, "
         f"seed {p.seed}",
-        "versions": versions + (f", commit `{p.commit}`" if p.commit else ""),
+        "versions": versions + code,
         "date": p.date,
     }
     return table({"": ""}, rows)

@@ -42,10 +42,9 @@ from .training_log import TRAINING_LOG_NAME
 
 #: Sent where they are there; the weights and the code are found by the config and the index.
 _LICENCES = ("LICENSE*", "NOTICE*")
-_DOCUMENTS = (
-    *("generation_config.json", CARD_NAME, *_LICENCES),
-    *(TRAINING_LOG_NAME, TRAINING_COMPARISON_NAME),
-)
+#: What a drafter says of itself, so those of an earlier one must not stay beside another.
+_OF_THE_DRAFTER = ("generation_config.json", TRAINING_LOG_NAME, TRAINING_COMPARISON_NAME)
+_DOCUMENTS = (*_OF_THE_DRAFTER, CARD_NAME, *_LICENCES)
 _EVIDENCE = tuple(f"{EVALUATION_FOLDER}/*{ending}" for ending in (".json", ".svg", ".png", ".html"))
 
 
@@ -215,8 +214,10 @@ def push_folder(
 
     Readers find the old or the new one whole.
 
-    Weights and files in evaluation/ that are there from an earlier drafter are deleted by the same
-    commit: a reader would take them for this one's.
+    What an earlier drafter or adapter left there and this one does not have is deleted by the same
+    commit, as a reader would take it for this one's: weights, generation_config.json, training
+    log, training_runs.json, files in evaluation/, and config.json or an adapter's two files where
+    the kind changes. Licences, code and files that no drafter has are left alone.
 
     A push that was interrupted is begun again by the same call: the Hub keeps large files that
     arrived and does not ask for them twice. A repository that was made for it stays, empty.
@@ -319,11 +320,11 @@ def _as_sent(file: PublishedFile, repo_id: str) -> str | bytes:
 
 
 def _outdated(there: Iterable[str], contents: FolderContents) -> list[str]:
-    """Weights and evidence of an earlier drafter or adapter, to be taken for this one's."""
+    """Files of an earlier drafter or adapter, to be taken for this one's."""
     sent = {file.name for file in contents.files}
     # A loader would take a drafter with an adapter's config for the adapter, and the reverse.
     adapter = ("config.json", ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME)
-    old = (*SAFE_NAMES, "model-*-of-*.safetensors", *adapter, *_EVIDENCE)
+    old = (*SAFE_NAMES, "model-*-of-*.safetensors", *adapter, *_OF_THE_DRAFTER, *_EVIDENCE)
     return [
         name
         for name in there

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, TemplateError
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
+from jinja2.parser import Parser
 from torch import Tensor
 
 Options = Mapping[str, str | int | float | bool]
 #: Options of chat templates that switch thinking on and off.
 THINKING = ("enable_thinking", "thinking")
+#: Functions that transformers gives to every template, besides those of the language.
+_FUNCTIONS = ("raise_exception", "strftime_now")
 
 
 def encode_prompt(
@@ -66,6 +72,8 @@ def check_option_kinds(options: Mapping[str, Any], where: str) -> None:
             raise ValueError(
                 f"{where} {name} must be a text, a number, true or false, got {value!r:.60}."
             )
+        if isinstance(value, float) and not math.isfinite(value):  # no JSON file can hold it
+            raise ValueError(f"{where} {name} must be a finite number, got {value!r}.")
 
 
 def check_template_options(
@@ -88,15 +96,15 @@ def check_template_options(
     Raises:
         ValueError: The message begins with ``where``.
     """
-    read = _names_read(tokenizer)
-    unread = [name for name in options if name not in read]
-    if unread:
-        raise ValueError(
-            f"{where} must be options that the target's chat template reads, got {unread}. Mend "
-            "the name, or leave it out."
-        )
     messages = [{"role": "user", "content": text}]
     try:
+        read = _names_read(tokenizer)
+        unread = [name for name in options if name not in read]
+        if unread:
+            raise ValueError(
+                f"{where} must be options that the target's chat template reads, got {unread}. "
+                "Mend the name, or leave it out."
+            )
         encode_prompt(tokenizer, messages, **{**(defaults or {}), **options})
     except TemplateError as error:
         raise ValueError(
@@ -105,12 +113,26 @@ def check_template_options(
         ) from error
 
 
+class _Generation(Extension):
+    """The tag by which templates mark what the model wrote; transformers' own is not public."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)  # what is set within is not seen behind it
+
+
 def _names_read(tokenizer: Any) -> set[str]:
-    """Names in the chat template's code, without those that the tokenizer itself sets."""
+    """Names that the chat template takes from outside, without those that the tokenizer sets."""
     if not getattr(tokenizer, "chat_template", None):
         return set()
-    # Tokens of the text: a tree would need the tags that transformers adds to the language.
-    tokens = Environment().lex(tokenizer.get_chat_template())  # nothing is rendered
-    names = {value for _, kind, value in tokens if kind == "name"}
+    template = tokenizer.get_chat_template()
+    language = Environment(extensions=[_Generation, loopcontrols])  # nothing is rendered
+    try:
+        names = find_undeclared_variables(language.parse(template))
+    except TemplateSyntaxError:  # a tag that only the tokenizer knows: every name may be read
+        names = {value for _, kind, value in language.lex(template) if kind == "name"}
     own = inspect.signature(tokenizer.apply_chat_template).parameters
-    return names - {"messages", *own, *tokenizer.special_tokens_map}
+    return names - {"messages", *own, *tokenizer.special_tokens_map, *language.globals, *_FUNCTIONS}

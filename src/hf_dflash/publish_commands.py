@@ -101,6 +101,10 @@ def show_contents(console: Console, contents: FolderContents, repo_id: str) -> N
         )
     if contents.left_out:
         console.print(Text(f"Stays here: {', '.join(contents.left_out)}"))
+    console.print(
+        "If an earlier drafter or adapter is there, the push deletes those of its weights, "
+        "configs, training records and measurements that are not in this list."
+    )
     is_whole = all(file.name != ADAPTER_CONFIG_NAME for file in contents.files)
     checked = "The drafter loads strictly" if is_whole else "The adapter can be read"
     console.print(f"Nothing was sent. {checked}, and its card was checked.")

@@ -362,6 +362,7 @@ def _facts(measurement: Measurement) -> str:
         "template options": options or "none",
         "versions": ", ".join(f"{name} {version}" for name, version in p.versions.items()),
         "commit": p.commit or "not known",
+        **({"source files": f"sha256 begins with {p.code_sha256}"} if p.code_sha256 else {}),
         "date": p.date,
         "data sets": ", ".join(
             f"{name} ({plural(n, 'prompt')})" for name, n in settings.n_prompts.items()

@@ -401,6 +401,15 @@ def test_baselines_can_be_left_out(options: list[str], tmp_path: Path) -> None:
         (["--template-option", "a=[1]"], "`template_option` a must be a text, a number"),
         (["--template-option", "thinking=off"], "`template_option` thinking must be true or false"),
         (["--metrics", "/no/such/folder"], "`metrics` must be a folder with exact_match/exact_mat"),
+        (  # before anything is loaded
+            ["--metrics", "/no/such/folder", "--dataset", "gsm9k"],
+            "`metrics` must be a folder with exact_match/exact_match.py or code_eval/code_eval.py",
+        ),
+        (
+            ["--run-code"],
+            "`run_code` needs prompts with tests, got 3 without. Leave out --run-code",
+        ),
+        (["--template-option", "a=NaN"], "`template_option` a must be a finite number, got nan"),
         (["--template-option", "a=1"], "`template_option` must be options that the target's chat"),
     ],
 )

@@ -113,6 +113,18 @@ def test_command_date_and_what_the_clock_chose_may_differ(tmp_path: Path) -> Non
     assert journal(tmp_path).few_rows == [None, [2, 3]]
 
 
+def test_a_commit_that_changed_no_code_may_lie_between(tmp_path: Path) -> None:
+    plan = replace(PLAN, provenance=provenance(code_sha256="a1b2"))
+    journal(tmp_path, plan).append(FIRST)
+    later = provenance(code_sha256="a1b2", commit="1" * 40)
+    again = journal(tmp_path, replace(PLAN, provenance=later))
+    assert again.done
+    assert again.plan == plan, "the commit is the first sitting's"
+    later = provenance(code_sha256="c3d4", commit="1" * 40)
+    with pytest.raises(ValueError, match=r"\(code_sha256: a1b2 there, c3d4 now\)"):
+        journal(tmp_path, replace(PLAN, provenance=later))
+
+
 def test_a_run_that_measured_nothing_binds_no_other(tmp_path: Path) -> None:
     journal(tmp_path)
     other = replace(PLAN, settings=replace(PLAN.settings, repeats=2))

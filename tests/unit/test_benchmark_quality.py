@@ -11,6 +11,7 @@ from hf_dflash.benchmark_data import BenchmarkPrompt
 from hf_dflash.benchmark_quality import Judge, final_answer, plain_form, program_of
 
 NUMBER = BenchmarkPrompt(("?",), answer="1,200")
+PLAIN = BenchmarkPrompt(("?",))
 CODE = BenchmarkPrompt(("?",), tests="assert f(2) == 4", code_prefix="import math\n\ndef f(x):\n")
 
 
@@ -169,6 +170,20 @@ def test_a_folder_without_a_metric_that_is_needed_is_refused(metrics: Path) -> N
     Judge([CODE], metrics=metrics)
     with pytest.raises(ValueError, match=r"`metrics` must be a folder with code_eval/code_eval"):
         Judge([CODE], runs_code=True, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([PLAIN, PLAIN], {"metrics": Path()}, r"`metrics` needs .* answer or tests, got 2 without"),
+        ([PLAIN, NUMBER], {"runs_code": True}, r"`run_code` needs prompts with tests, got 2 with"),
+    ],
+)
+def test_options_that_no_prompt_needs_are_refused(
+    prompts: list[BenchmarkPrompt], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Judge(prompts, **options)
 
 
 @pytest.mark.usefixtures("nothing_installed")

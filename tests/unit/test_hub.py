@@ -410,7 +410,15 @@ def test_parts_of_an_earlier_drafter_do_not_stay(folder: Path, client: HubStandI
     old = {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "evaluation/a.json"}
     # transformers takes a repository with an adapter's config for that of its base.
     old |= {"adapter_config.json", "adapter_model.safetensors"}
-    others = {"notes.md", "target/model.safetensors", "for_target/adapter_model.safetensors"}
+    old |= {"generation_config.json", "training_log.json", "training_runs.json"}
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    others = {
+        "notes.md",
+        "NOTICE",
+        "LICENSE-MODEL",
+        "target/model.safetensors",
+        "for_target/adapter_model.safetensors",
+    }
     client.files("someone/drafter").update(dict.fromkeys(old | others, b"0"))
     push(folder)
     assert set(client.files("someone/drafter")) == names_of(folder) | others
@@ -484,6 +492,7 @@ def test_a_dry_run_shows_files_and_card_and_asks_the_hub_nothing(
         assert shown in result.stdout
     assert "Not measured yet" in result.stdout
     assert "Nothing was sent" in result.stdout
+    assert "the push deletes those of its weights, configs" in result.stdout
     assert client.requests == []
 
 

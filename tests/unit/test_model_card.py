@@ -97,6 +97,19 @@ def carded(folder: Path, runs: Any = None, **options: Any) -> str:
 # ---- what a card says ----
 
 
+def test_the_hash_of_the_code_is_told_where_it_is_known(folder: Path) -> None:
+    path = folder.parent / "bench.json"
+    for hashed, told in (
+        ("a1b2c3d4e5f6", ", sha256 of the source files begins with `a1b2c3d4e5f6` |"),
+        (None, f", commit `{'0' * 40}` |"),
+    ):
+        write_measurement(measured(folder, code_sha256=hashed), path)
+        card = write_card(folder, benches=[path], options=CardOptions())
+        (versions,) = re.findall(r"^\| versions \|.*$", card.read_text(encoding="utf-8"), re.M)
+        assert versions.endswith(told)
+    check_card(folder)
+
+
 def test_metadata_say_what_it_is_and_what_was_measured(folder: Path) -> None:
     data = ModelCard(carded(folder, name="me/my-drafter", licence="apache-2.0")).data
     assert (data.library_name, data.pipeline_tag) == ("transformers", "text-generation")

@@ -82,6 +82,13 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what it says ----
 
 
+@pytest.mark.usefixtures("without_pictures")
+def test_the_hash_of_the_code_is_told_where_it_is_known() -> None:
+    made = measurement(provenance=provenance(code_sha256="a1b2c3d4e5f6"))
+    assert "source files sha256 begins with a1b2c3d4e5f6 " in words_of(Page(report_html(made)))
+    assert "source files" not in words_of(Page(report_html(measurement())))
+
+
 def words_of(page: Page) -> str:
     return " ".join(page.text.split())
 
