@@ -12,11 +12,13 @@ Letters: S rows, I and O a layer's input and output sizes.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import MethodType
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,10 @@ from torch import Tensor, nn
 #: Blocks of these sizes may be multiplied the other way round. Above, what is quicker depends on
 #: the shape of each layer's weight too.
 FEW_ROWS = range(2, 9)
+# Several threads may decode with one target: its layers are replaced as long as one of them does,
+# and multiply the other way for those threads only that do.
+_users: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # calls that replaced a layer
+_thread, _lock = threading.local(), threading.Lock()
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -78,16 +84,24 @@ def quick_few_rows(*models: nn.Module) -> Iterator[None]:
     layers, few = _layers_and_rows(models)
 
     def forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
-        multiply = linear if math.prod(inputs.shape[:-1]) in few else nn.functional.linear
-        return multiply(inputs, layer.weight, layer.bias)
+        is_quick = math.prod(inputs.shape[:-1]) in few and getattr(_thread, "n_inside", 0) > 0
+        return (linear if is_quick else nn.functional.linear)(inputs, layer.weight, layer.bias)
 
-    try:
+    with _lock:
         for layer in layers:
             layer.forward = MethodType(forward, layer)
+            _users[layer] = _users.get(layer, 0) + 1
+    _thread.n_inside = getattr(_thread, "n_inside", 0) + 1
+    try:
         yield
     finally:
-        for layer in layers:  # of two calls at once, the first one to end takes it off
-            vars(layer).pop("forward", None)
+        _thread.n_inside -= 1
+        with _lock:
+            for layer in layers:
+                _users[layer] -= 1
+                if _users[layer] == 0:
+                    del _users[layer]
+                    vars(layer).pop("forward", None)
 
 
 def rows_the_other_way(*models: nn.Module) -> list[int]:
@@ -114,4 +128,5 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _is_replaced(module: nn.Module) -> bool:
-    return "forward" in vars(module) or module._compiled_call_impl is not None
+    is_others = "forward" in vars(module) and module not in _users
+    return is_others or module._compiled_call_impl is not None

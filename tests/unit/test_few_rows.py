@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -183,3 +185,37 @@ def test_the_quicker_way_is_found_by_the_clock(monkeypatch):
 
     monkeypatch.setattr(few_rows.time, "perf_counter", clock)
     assert rows_quicker_the_other_way.__wrapped__(1) == {2, 4, 5, 8}
+
+
+def test_threads_that_decode_at_once_do_not_change_each_other(quicker, monkeypatch):
+    """Each multiplies the other way from its own start to its own end, and no other does."""
+    quicker({3})
+    model, seen = nn.Sequential(nn.Linear(4, 4)), []
+
+    def spy(inputs, *rest):
+        seen.append(threading.current_thread().name)
+        return linear(inputs, *rest)
+
+    monkeypatch.setattr(few_rows, "linear", spy)
+    steps = [threading.Barrier(2) for _ in range(4)]
+
+    def other():
+        steps[0].wait(timeout=60)
+        model(torch.ones(3, 4))  # not inside, though the layer is replaced
+        with quick_few_rows(model):
+            steps[1].wait(timeout=60)
+            steps[2].wait(timeout=60)  # the first one has ended
+            model(torch.ones(3, 4))
+        steps[3].wait(timeout=60)
+
+    thread = threading.Thread(target=other, name="other")
+    thread.start()
+    with quick_few_rows(model):
+        steps[0].wait(timeout=60)
+        steps[1].wait(timeout=60)
+        model(torch.ones(3, 4))
+    steps[2].wait(timeout=60)
+    steps[3].wait(timeout=60)
+    thread.join()
+    assert seen == ["MainThread", "other"]
+    assert replaced(model) == []
