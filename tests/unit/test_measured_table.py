@@ -151,6 +151,13 @@ def test_what_is_said_of_the_stopwatch_was_measured() -> None:
     assert block["all seconds"]["bench"] == pytest.approx(few.speedup_total)
     assert not in_half["agrees"]
     assert "do **not** agree" in page
+    by_turns = result("bench_agrees_again")
+    assert not by_turns["agrees"]
+    [block] = by_turns["block_sizes"]
+    for found in (block["median over prompts"], block["all seconds"]):
+        for figure_of in (found["bench"], found["by_hand"]):
+            assert f"{figure_of:.3f}" in page.split("By turns")[1]
+        assert f"{100 * found['difference']:.1f} %" in page.split("By turns")[1]
 
 
 def test_what_few_rows_take_was_measured() -> None:
