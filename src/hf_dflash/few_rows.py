@@ -81,13 +81,13 @@ def quick_few_rows(*models: nn.Module) -> Iterator[None]:
     Layers on other devices, of other types or with quantised weights, and all whose forward
     somebody else has replaced (hooks of accelerate, `torch.compile`) are left as they are.
     """
-    layers, few = _layers_and_rows(models)
 
     def forward(layer: nn.Linear, inputs: Tensor) -> Tensor:
         is_quick = math.prod(inputs.shape[:-1]) in few and getattr(_thread, "n_inside", 0) > 0
         return (linear if is_quick else nn.functional.linear)(inputs, layer.weight, layer.bias)
 
-    with _lock:
+    with _lock:  # the search, too: it tells our own replacements by `_users`
+        layers, few = _layers_and_rows(models)
         for layer in layers:
             layer.forward = MethodType(forward, layer)
             _users[layer] = _users.get(layer, 0) + 1
