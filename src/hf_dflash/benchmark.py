@@ -212,7 +212,7 @@ class Benchmark:
         clock = CallClock(target, n_prompt, draft_model)
         torch.manual_seed(call.seed(self.seed))
         options = self._sampling() | self._method(variant) | self._stops()
-        with self._prepared(variant), torch.inference_mode(), clock.running():
+        with self._prepared(variant), clock.running():
             output = target.generate(
                 input_ids=call.input_ids,
                 attention_mask=torch.ones_like(call.input_ids),
