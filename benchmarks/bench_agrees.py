@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_dflash import DFlashDraftModel
-from hf_dflash.benchmark import Benchmark, Models
+from hf_dflash.benchmark import WARM_UP_TOKENS, Benchmark, Models
 from hf_dflash.benchmark_data import BenchmarkPrompt
 from hf_dflash.benchmark_quality import Judge
 from hf_dflash.measurement import Run, Settings, write_whole
@@ -106,34 +106,48 @@ def time_prompts(
     benchmark = benchmark_of(settings, Models(target, tokenizer, drafter), sizes)
     for n, (prompt, template_options) in enumerate(prompts):
         one = BenchmarkPrompt((prompt,), template_options=template_options)
-        if options.again and n == 0:
-            benchmark.warm_up(one)
-        if options.again and n % 2 == 0:
-            runs += benchmark.run_prompt("again", n, one)
         inputs = encode(tokenizer, prompt, template_options).to(target.device)
+        if n == 0:
+            if options.again:
+                benchmark.warm_up(one)
+            time_round(target, drafter, inputs, ways, WARM_UP_TOKENS)
         rounds = []
-        for repeat in range(-1 if n == 0 else 0, options.repeats):
+        for repeat in range(options.repeats):
             first = (n + repeat) % len(ways)
-            n_tokens = 16 if repeat < 0 else settings["max_new_tokens"]  # the first warms up
-            took = {}
-            for way in ways[first:] + ways[:first]:
-                with drafting(drafter, way) as assistant:
-                    took[way] = seconds(target, inputs, assistant, n_tokens)
-            if repeat >= 0:
-                rounds.append(took)
+            hand_begins = (n + repeat) % 2 == 1
+            if options.again and not hand_begins:
+                runs += run_again(benchmark, n, repeat, one)
+            turns = ways[first:] + ways[:first]
+            rounds.append(time_round(target, drafter, inputs, turns, settings["max_new_tokens"]))
+            if options.again and hand_begins:
+                runs += run_again(benchmark, n, repeat, one)
         for way in ways:
             totals[way] += sum(took[way] for took in rounds)
         for size, medians in by_prompt.items():
             medians.append(statistics.median(took[None] / took[size] for took in rounds))
         shown = " ".join(f"{medians[-1]:.3f}" for medians in by_prompt.values())
         print(f"{n + 1}/{len(prompts)} {shown}", flush=True)
-        if options.again and n % 2 == 1:
-            runs += benchmark.run_prompt("again", n, one)
     timed = {
         size: (statistics.median(medians), totals[None] / totals[size])
         for size, medians in by_prompt.items()
     }
     return timed, runs
+
+
+def time_round(
+    target: Any, drafter: Any, inputs: Any, ways: list[int | None], n_tokens: int
+) -> dict[int | None, float]:
+    """Seconds of a call in each way, in that order."""
+    took = {}
+    for way in ways:
+        with drafting(drafter, way) as assistant:
+            took[way] = seconds(target, inputs, assistant, n_tokens)
+    return took
+
+
+def run_again(benchmark: Benchmark, n: int, repeat: int, prompt: BenchmarkPrompt) -> list[Run]:
+    """The benchmark's runs of prompt ``n``, for the ``repeat``-th time."""
+    return [replace(run, repeat=repeat) for run in benchmark.run_prompt("again", n, prompt)]
 
 
 def benchmark_of(settings: dict[str, Any], models: Models, sizes: list[int]) -> Benchmark:
