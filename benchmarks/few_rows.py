@@ -46,7 +46,7 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-@torch.inference_mode()
+@torch.no_grad()  # as `generate` is
 def measure(target: Any, options: argparse.Namespace) -> list[dict[str, float]]:
     """Milliseconds of both ways and their ratio, for each number of rows."""
     torch.manual_seed(0)
