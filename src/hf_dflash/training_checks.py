@@ -171,13 +171,11 @@ def _longest_single_text(rows: Any, name: str) -> int:
         documents = torch.ones(len(row["input_ids"])) if is_plain else read_row(row)["document_ids"]
         spans = document_spans(documents[None])
         if [span.start for span in spans] != [0]:
-            where = (
-                f"{columns.path}, line {i + 1}" if isinstance(columns, RowFile) else f"{name}[{i}]"
-            )
             got = "packed ones" if len(spans) > 1 else "padding at the left" if spans else "none"
             raise NotImplementedError(
-                f"{where}: `on_policy` needs rows of one text each, from the first token on, got "
-                f"{got}. Prepare them without `--pack`, and leave out empty ones."
+                f"{_place(columns, i, name)}: `on_policy` needs rows of one text each, from the "
+                f"first token on, got {got}. Prepare them without `--pack`, and leave out empty "
+                "ones."
             )
     return longest
 
@@ -230,8 +228,12 @@ def _check_tokens(rows: Any, i: int, name: str, collator: DFlashCollator) -> Non
         array = ids if isinstance(ids, torch.Tensor) else np.asarray(ids)
         collator.check_ids(torch.as_tensor(array).long())
     except ValueError as error:
-        where = f"{rows.path}, line {i + 1}" if isinstance(rows, RowFile) else f"{name}[{i}]"
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{_place(rows, i, name)}: {error}") from error
+
+
+def _place(rows: Any, i: int, name: str) -> str:
+    """Where row ``i`` stands, for a reader of an error."""
+    return f"{rows.path}, line {i + 1}" if isinstance(rows, RowFile) else f"{name}[{i}]"
 
 
 def check_rows(rows: EpochRows, name: str, collator: Any) -> None:
