@@ -85,13 +85,23 @@ def run_bench(options: BenchOptions) -> int:
         journal = Journal(path, plan, start_s=start_s)
         measurement = _measure(benchmark, prompts, journal, ranks, console)
         if ranks.rank == 0:
-            write_measurement(measurement, options.json_file)
+            _write(measurement, options.json_file, journal.path)
         ranks.gather([])  # the result is on disk: only now may the journals go
         journal.remove()
         ranks.leave()
     show(measurement, console)
     console.print(f"Every run: {options.json_file}")
     return _status(measurement) if ranks.rank == 0 else 0
+
+
+def _write(measurement: Measurement, path: Path, kept: Path) -> None:
+    try:
+        write_measurement(measurement, path)
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be written: {error.strerror or error}. All prompts are kept in {kept}; "
+            "the same command writes it from them."
+        ) from error
 
 
 def _measure(
@@ -293,12 +303,12 @@ def _check(options: BenchOptions) -> None:
         (
             not path.is_dir() and path.absolute().parent.is_dir(),
             "`json` must be a file in an existing folder",
-            path,
+            str(path),
         ),
         (
             options.metrics is None or options.metrics.is_dir(),
             "`metrics` must be a folder with exact_match/exact_match.py or code_eval/code_eval.py",
-            options.metrics,
+            str(options.metrics),
         ),
     )
     for holds, rule, got in rules:

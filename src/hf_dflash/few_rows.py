@@ -2,9 +2,10 @@
 
 On some CPUs the library behind `torch.nn.functional.linear` takes much longer for 2 to 8 rows than
 for one, though reading the weights is most of the work and they are the same. With the operands
-exchanged, W Xᵀ in place of X Wᵀ, it does not: `benchmarks/few_rows.py` compares the two. Plain
-decoding, one row a forward, gains nothing from this. Of how many rows that is the quicker way
-depends on the CPU, so each number is timed, once in a process.
+exchanged, W Xᵀ in place of X Wᵀ, it does not: `benchmarks/few_rows.py` compares the two. A forward
+of one row, as in plain decoding, is left to torch, even where several rows take less time than one.
+Of how many rows that is the quicker way depends on the CPU, so each number is timed, once in a
+process.
 
 Letters: S rows, I and O a layer's input and output sizes.
 """

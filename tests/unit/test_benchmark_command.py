@@ -141,6 +141,27 @@ def test_an_interrupted_run_goes_on(
     assert whole.wall_s > sum(run.seconds.total for run in whole.runs), "both sittings count"
 
 
+def test_a_result_that_finds_no_room_is_written_by_the_same_command(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Interrupted(monkeypatch, KeyboardInterrupt())
+    watched.error = None
+    with monkeypatch.context() as full:
+
+        def no_room(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        full.setattr("hf_dflash.benchmark_command.write_measurement", no_room)
+        stopped = bench(*options)
+    assert stopped.exit_code == 2
+    said = "".join(stopped.output.split())
+    assert "bench.jsoncannotbewritten:Nospaceleftondevice.Allpromptsarekeptin" in said
+    assert "bench.json.rank0.jsonl" in said
+    assert bench(*options).exit_code == 0
+    assert watched.measured == [0, 1, 2], "no prompt was measured twice"
+    assert len(result_of(tmp_path).runs) == 4 * N_METHODS
+
+
 @pytest.mark.parametrize(
     ("answers", "told"), [([{2, 4}, {2, 4}], [2, 4]), ([(), ()], []), ([{2, 4}, {4}], None)]
 )
