@@ -65,6 +65,16 @@ def test_every_method_makes_the_tokens_of_plain_decoding() -> None:
         assert 0 < accepted < drafted, f"{method}: some drafts accepted and some rejected"
 
 
+def test_every_method_decodes_by_a_bare_generate() -> None:
+    """Inference mode, which users do not ask for, makes drafted decoding the faster one."""
+    models = bench_models()
+    modes: list[bool] = []
+    models.target.register_forward_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
+    benchmark(models).run_prompt("set", 0, PROMPT)
+    assert modes
+    assert not any(modes)
+
+
 def test_cycles_tell_where_every_token_came_from() -> None:
     runs = by_method(benchmark().run_prompt("set", 0, PROMPT))
     for run in (runs["dflash"], runs["stock_dflash"]):
