@@ -95,6 +95,7 @@ def main() -> None:
             write_taps(target, drafter.config, rows, options.taps)
         rows = CachedTaps(rows, options.taps, drafter.config)
     n_rows = len(rows) if options.n_answers is None else options.n_answers
+    new_weights = "copies of the target's layers" if options.from_target else "new weights"
     trainer = DFlashTrainer(
         drafter,
         target,
@@ -105,7 +106,7 @@ def main() -> None:
     trainer.data_record = {
         "answers": f"the first {n_rows} of {options.answers.name}: the target's own, greedy",
         "evaluated on": f"{options.held_out.name}: other fillers of the same templates",
-        "started from": str(options.warm_start_name or options.warm_start or "new weights"),
+        "started from": str(options.warm_start_name or options.warm_start or new_weights),
         "chat template": "the tokenizer's own, without a system message of the user's",
         "thinking": "the target has no such mode",
     }

@@ -144,8 +144,10 @@ def write_taps(
             f"The disk of `folder` is too small: the taps take {layout.n_bytes / 2**30:.2f} GiB, "
             f"{free / 2**30:.2f} GiB are free. Cache fewer rows, in float8, or train online."
         )
-    for shard in tqdm(sorted({row.shard for row in layout.rows}), desc="Shards of taps"):
-        _write_shard(target.eval(), layout, rows, folder / _shard_name(shard), tokens_at_once)
+    with tqdm(total=n_tokens, desc="Taps", unit=" tokens", unit_scale=True) as bar:
+        for shard in sorted({row.shard for row in layout.rows}):
+            path = folder / _shard_name(shard)
+            _write_shard(target.eval(), layout, rows, path, tokens_at_once, bar)
     part = folder / (MANIFEST + ".part")
     part.write_text(json.dumps(asdict(layout)), encoding="utf-8")
     part.replace(folder / MANIFEST)
@@ -153,7 +155,7 @@ def write_taps(
 
 
 def _write_shard(
-    target: Any, layout: CacheLayout, rows: Any, path: Path, tokens_at_once: int
+    target: Any, layout: CacheLayout, rows: Any, path: Path, tokens_at_once: int, bar: tqdm[Any]
 ) -> None:
     shard = int(path.stem.split("-")[1])
     members = [i for i, row in enumerate(layout.rows) if row.shard == shard]
@@ -163,6 +165,7 @@ def _write_shard(
             if file.metadata()["fingerprint"] == fingerprint:
                 got = _unpacked(file, str(members[0]), layout.dtype)
                 _check_row(target, layout, rows[members[0]], got, f"{path}, row {members[0]}")
+                bar.update(_n_tokens(layout, members))
                 return
         raise ValueError(
             f"{path} holds taps of other rows or layers. Give `folder` an empty folder."
@@ -171,9 +174,14 @@ def _write_shard(
     for batch in _batches(layout, members, tokens_at_once):
         for i, taps in zip(batch, _run_rows(target, layout, rows, batch), strict=True):
             tensors |= _packed(str(i), taps, layout)
+        bar.update(_n_tokens(layout, batch))
     part = path.with_suffix(".part")
     save_file(tensors, part, metadata={"fingerprint": fingerprint})
     part.replace(path)
+
+
+def _n_tokens(layout: CacheLayout, members: Sequence[int]) -> int:
+    return sum(layout.rows[i].n_tokens for i in members)
 
 
 def _sums(layout: CacheLayout, members: Sequence[int]) -> list[int]:

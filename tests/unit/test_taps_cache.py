@@ -133,7 +133,12 @@ def test_packed_rows_are_cached_document_by_document(
 
 
 def test_a_stopped_cache_goes_on_and_is_not_taken_for_complete(
-    target: Any, rows: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target: Any,
+    rows: Any,
+    config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     runs = []
     run = taps_cache._run_rows
@@ -154,6 +159,7 @@ def test_a_stopped_cache_goes_on_and_is_not_taken_for_complete(
     layout = write_taps(target, config, rows, tmp_path, **options)
     n_shards = layout.rows[-1].shard + 1
     assert len(runs) == n_shards + 1  # the first shard was not made again
+    assert "Taps: 100%" in capsys.readouterr().err  # its tokens are counted
     assert len(shards(tmp_path)) == n_shards
     assert not list(tmp_path.glob("*.part"))
 
