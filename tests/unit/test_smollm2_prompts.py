@@ -96,3 +96,16 @@ def test_splits_can_be_written_alone(tmp_path):
     subprocess.run([sys.executable, str(SCRIPT), str(path), "--split", "held_out"], check=True)
     kept = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert {prompt["split"] for prompt in kept} == {"held_out"}
+
+
+def test_the_trained_prompts_to_compare_with_were_answered(made):
+    lines = (ROOT / "benchmarks" / "trained_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    answers = ROOT / "examples" / "data" / "smollm2_answers.jsonl.gz"
+    answered = {chat.messages[0]["content"] for chat in read_chats(answers)}
+    assert {row["prompt"] for row in rows} <= answered
+    assert len({row["prompt"] for row in rows}) == len(rows)
+    of_kind = {prompt["prompt"]: prompt["kind"] for prompt in made if prompt["split"] == "train"}
+    assert all(of_kind[row["prompt"]] == row["kind"] for row in rows)
+    held_out = Counter(prompt["kind"] for prompt in made if prompt["split"] == "held_out")
+    assert Counter(row["kind"] for row in rows) == held_out
