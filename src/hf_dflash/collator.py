@@ -229,3 +229,21 @@ def _padded_taps(columns: Sequence[Tensor], length: int) -> Tensor:
     for place, column in zip(padded, columns, strict=True):
         place[: len(column)] = column
     return padded
+
+
+def silence_repeats(batch: dict[str, Tensor], n_examples: int, accelerator: Any) -> None:
+    """Take the weight from rows that only fill up the last batches of several processes.
+
+    Accelerate's own remainder is wrong in an epoch that is gone on with.
+
+    Args:
+        batch: Of one process.
+        n_examples: Of the whole data set.
+        accelerator: Of accelerate, which has drawn the batch.
+    """
+    if not accelerator.gradient_state.end_of_dataloader:
+        return
+    n_rows = len(batch["predicts"])
+    n_at_once = accelerator.num_processes * n_rows
+    n_left = n_examples % n_at_once or n_at_once
+    batch["predicts"][max(0, n_left - accelerator.process_index * n_rows) :] = False

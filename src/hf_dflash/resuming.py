@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 
-from .training_checks import token_columns
+from .planner import MemoryPlan
+from .training_checks import cached_taps, token_columns
 
 SETTINGS_NAME = "dflash_run.json"
 TRAINER_STATE_NAME = "trainer_state.json"
+CHUNK = "logits_chunk_size"
 #: Of the drafter's config: what its weights do not tell. The first are worth telling, too.
 _TOLD_CONFIG = ("architecture", "block_size", "mask_token_id", "target_layer_ids")
 _CONFIG = (
@@ -37,7 +41,8 @@ _CONFIG = (
     "num_key_value_heads",
     "head_dim",
 )
-#: Of the training arguments; not how many epochs and the learning rate: a run may be prolonged.
+#: Of the training arguments; not how many epochs and the learning rate: a run may be prolonged,
+#: and `continue_schedule` follows.
 _ARGUMENTS = (
     "n_anchors",
     "random_anchors",
@@ -103,6 +108,7 @@ def run_settings(
         target: The target.
         model: The drafter, if it may have adapters.
     """
+    cached = cached_taps(rows)
     values = {
         **{name: getattr(config, name) for name in (*_TOLD_CONFIG, *_CONFIG)},
         **{name: getattr(args, name) for name in _ARGUMENTS},
@@ -112,7 +118,7 @@ def run_settings(
         * args.world_size,
         "n_examples": None if rows is None else len(rows),
         "rows_sha256": None if rows is None else rows_digest(rows),
-        "taps_dtype": getattr(getattr(getattr(rows, "rows", None), "layout", None), "dtype", None),
+        "taps_dtype": None if cached is None else cached.layout.dtype,
         "target_dtype": str(target.dtype).removeprefix("torch."),
         "adapters": adapter_settings(model),
     }
@@ -197,6 +203,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             "DFlashDraftModel.from_pretrained and train without resuming."
         )
     recorded = json.loads(path.read_text(encoding="utf-8"))
+    recorded.pop(CHUNK, None)  # may be lowered, if memory has run out
     changed = [
         f"`{name}` was {recorded[name]!r}, is {settings.get(name)!r}"
         for name in recorded
@@ -208,6 +215,43 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             f"The run that wrote {folder} had another configuration: {'; '.join(changed)}. Set it "
             "back, or start a new run from the drafter's weights."
         )
+
+
+def kept_plan(folder: Path, plan: MemoryPlan, args: Any) -> MemoryPlan:
+    """The plan with as many rows of logits at once as before: sums depend on it in the last digit.
+
+    Args:
+        folder: Of the checkpoint that is gone on with.
+        plan: By what memory is free today.
+        args: `DFlashTrainingArguments`; a ``logits_chunk_size`` given there counts more.
+    """
+    chunk = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8")).get(CHUNK)
+    is_free = args.logits_chunk_size is None and chunk is not None  # older releases wrote none
+    return replace(plan, logits_chunk_size=chunk) if is_free else plan
+
+
+def continue_schedule(scheduler: Any, base_rates: Sequence[float]) -> None:
+    """Go on at the place that a checkpoint had reached in this run's own schedule.
+
+    The loaded rates are those of the run that wrote it: of its learning rate, and at the end of its
+    steps, which may be zero.
+
+    Args:
+        scheduler: After its state and the optimiser's were loaded.
+        base_rates: Its own before that, one for each group of parameters.
+    """
+    scheduler = getattr(scheduler, "scheduler", scheduler)  # accelerate wraps it with FSDP
+    if not isinstance(scheduler, LambdaLR):  # others compute a rate from the one before
+        return
+    scheduler.base_lrs = list(base_rates)
+    rates: list[Any] = [
+        base * share(scheduler.last_epoch)
+        for base, share in zip(base_rates, scheduler.lr_lambdas, strict=True)
+    ]
+    groups = scheduler.optimizer.param_groups
+    for group, base, rate in zip(groups, base_rates, rates, strict=True):
+        group["initial_lr"], group["lr"] = base, rate
+    scheduler._last_lr = rates
 
 
 def finished_state(folder: Path, args: Any, n_batches: int) -> TrainerState | None:

@@ -318,6 +318,7 @@ def drop_layers(target: Any) -> None:
     for module in target.modules():
         if isinstance(module, nn.ModuleList) and len(module) and module[0] is first:
             del module[:]
+            target.has_dropped_layers = True
             return
 
 

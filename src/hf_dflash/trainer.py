@@ -25,12 +25,21 @@ from transformers.trainer_utils import (
 )
 
 from .checkpointing import PART_FOLDER, check_complete, publish
-from .collator import EpochRows
+from .collator import EpochRows, silence_repeats
 from .ema import EMACallback, MovingAverage
 from .exporting import adapter_export, export_drafter, push_run, write_run_card, write_run_log
 from .losses import progressive_gamma
 from .planner import MemoryPlan, plan_step
-from .resuming import check_settings, finished_state, run_settings, told_settings, write_settings
+from .resuming import (
+    CHUNK,
+    check_settings,
+    continue_schedule,
+    finished_state,
+    kept_plan,
+    run_settings,
+    told_settings,
+    write_settings,
+)
 from .training_arguments import DFlashTrainingArguments
 from .training_checks import (
     base_drafter,
@@ -38,6 +47,7 @@ from .training_checks import (
     check_losses,
     check_options,
     check_training,
+    check_weights,
     collator_for,
     numbered,
     placed,
@@ -136,22 +146,14 @@ class DFlashTrainer(Trainer):
             if batch is None:
                 break
             self.n_rows_without_block += int((~batch["predicts"].flatten(1).any(dim=1)).sum())
-            self._silence_repeats(batch)
+            if self.accelerator.num_processes > 1 and not self.args.dataloader_drop_last:
+                silence_repeats(batch, len(self.train_dataset), self.accelerator)
             batches.append(batch)
         gamma = self.gamma_at(self.state.global_step)
         weights = [self.step.total_weight(batch["predicts"], gamma) for batch in batches]
         total = sum(weights, torch.zeros(())).to(device)
         self._batches, self._losses = batches, []
         return batches, self.accelerator.gather(total[None]).sum()
-
-    def _silence_repeats(self, batch: dict[str, Tensor]) -> None:
-        """Take the weight from rows that only fill up the last batches of several ranks."""
-        n_ranks, n_rows = self.accelerator.num_processes, len(batch["predicts"])
-        is_last = self.accelerator.gradient_state.end_of_dataloader
-        if n_ranks > 1 and is_last and not self.args.dataloader_drop_last:
-            # Accelerate's own remainder is wrong in an epoch that is gone on with.
-            n_left = len(self.train_dataset) % (n_ranks * n_rows) or n_ranks * n_rows
-            batch["predicts"][max(0, n_left - self.accelerator.process_index * n_rows) :] = False
 
     def gamma_at(self, step: int) -> float:
         """Gamma of a step."""
@@ -181,8 +183,7 @@ class DFlashTrainer(Trainer):
             total = self.step.total_weight(inputs["predicts"], gamma)
         else:  # gradients are averaged over ranks, so each rank's share counts that much more
             total = torch.as_tensor(num_items_in_batch) / self.accelerator.num_processes
-        chunk = self.args.logits_chunk_size or self.planned().logits_chunk_size
-        result = self.step.losses(model, inputs, total, gamma, chunk)
+        result = self.step.losses(model, inputs, total, gamma, self.planned().logits_chunk_size)
         return (result.loss, result) if return_outputs else result.loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -258,6 +259,7 @@ class DFlashTrainer(Trainer):
             folder = get_last_checkpoint(str(self._output_dir))
         if isinstance(folder, str | Path):
             check_settings(Path(folder), self._settings())
+            self.plan = kept_plan(Path(folder), self.planned(), self.args)
             if self.ema is not None:
                 self.ema.load(Path(folder))
             if self._is_finished(Path(folder)):
@@ -289,9 +291,17 @@ class DFlashTrainer(Trainer):
             warnings.filterwarnings("ignore", ".rope_scaling. is deprecated", FutureWarning)
             super()._load_from_checkpoint(*args, **kwargs)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        optimizer: Any = self.optimizer
+        base_rates = [group.get("initial_lr", 0.0) for group in optimizer.param_groups]
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and not self.is_deepspeed_enabled:
+            continue_schedule(self.lr_scheduler, base_rates)
+
     def _settings(self) -> dict[str, Any]:
         parts = (self.step.config, self.args, self.train_dataset, self.target)
-        return run_settings(*parts, self.model)
+        chunk = self.planned().logits_chunk_size
+        return {**run_settings(*parts, self.model), CHUNK: chunk}
 
     def planned(self) -> MemoryPlan:
         """What a step takes of the memory; estimated and logged once."""
@@ -321,6 +331,7 @@ class DFlashTrainer(Trainer):
         run = Path(super()._get_output_dir(trial))
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         part = run / PART_FOLDER
+        check_weights(self)
         if self.args.should_save:
             shutil.rmtree(part, ignore_errors=True)  # left by a run that was stopped
         self.accelerator.wait_for_everyone()

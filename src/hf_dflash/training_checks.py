@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils.data import Subset
 
 from .collator import DFlashCollator, EpochRows, read_row
 from .data import ChatRows
 from .on_policy import PART_DRAFTS, check_on_policy
 from .row_file import RowFile
 from .sampled_vocabulary import check_plain_head
-from .taps_cache import CachedTaps
+from .taps_cache import CachedTaps, check_taps
 from .target import check_pair
 from .target_states import document_spans
 
@@ -138,23 +140,27 @@ def check_options(target: Any, args: Any, *data: Any) -> None:
     Raises:
         NotImplementedError: See `check_plain_head` and `check_on_policy`; or the rows for
             ``on_policy`` are cached, packed, padded at the left, or empty.
+        ValueError: Cached taps are another target's.
     """
     if args.n_sampled_tokens is not None:
         check_plain_head(target)
-    if not args.on_policy:
-        return
     n_text = 1
     for part, name in zip(data, ("train_dataset", "eval_dataset"), strict=False):
         named = part if isinstance(part, Mapping) else {None: part}
         for key, rows in named.items():
             where = name if key is None else f"{name}[{key!r}]"
-            n_text = max(n_text, _longest_single_text(rows, where))
-    check_on_policy(target, n_text, min(PART_DRAFTS, args.n_anchors * n_text))
+            cached = cached_taps(rows)
+            if cached is not None and not getattr(target, "has_dropped_layers", False):
+                check_taps(target, cached)
+            if args.on_policy:
+                n_text = max(n_text, _longest_single_text(rows, where))
+    if args.on_policy:
+        check_on_policy(target, n_text, min(PART_DRAFTS, args.n_anchors * n_text))
 
 
 def _longest_single_text(rows: Any, name: str) -> int:
     """Tokens of the longest row (all, or many where reading is slow), each one text; 1 if none."""
-    if isinstance(getattr(rows, "rows", rows), CachedTaps):
+    if cached_taps(rows) is not None:
         raise NotImplementedError(
             "`on_policy` needs the target itself to score drafts, got cached taps. Train on plain "
             "rows."
@@ -212,6 +218,23 @@ def check_losses(trainer: Any, losses: Sequence[Tensor], batches: Sequence[Any])
         f"step {trainer.state.global_step}. A float16 target may overflow: load it in bfloat16 or "
         "float32, and write cached taps anew. Otherwise its weights are broken."
     )
+
+
+def check_weights(trainer: Any) -> None:
+    """Refuse weights that are not finite, on all processes at once, before they are saved.
+
+    Raises:
+        FloatingPointError: A gradient was not finite, though the loss was.
+    """
+    parts = [p.to_local() if isinstance(p, DTensor) else p for p in trainer.model.parameters()]
+    are_finite = torch.stack([part.detach().isfinite().all() for part in parts]).all()
+    if not bool(trainer.accelerator.gather(are_finite[None]).all()):
+        raise FloatingPointError(
+            f"The drafter's weights must be finite, but are not at step "
+            f"{trainer.state.global_step}: a gradient was not. No checkpoint of it is written. Go "
+            "on from the one before, with a lower `learning_rate`, and with bf16=True rather than "
+            "fp16=True."
+        )
 
 
 def _taps_of(trainer: Any, batch: Any) -> Tensor:
@@ -289,8 +312,17 @@ def numbered(rows: Any, name: str, collator: Any) -> Any:
 
 def token_columns(rows: Any) -> Any:
     """The rows without what is read beside them: taps from a cache are large, and not asked for."""
-    rows = rows.rows if isinstance(rows, EpochRows) else rows
-    return rows.rows if isinstance(rows, CachedTaps) else rows
+    if type(rows) is Subset:
+        return Subset(token_columns(rows.dataset), rows.indices)
+    return token_columns(rows.rows) if isinstance(rows, EpochRows | CachedTaps) else rows
+
+
+def cached_taps(rows: Any) -> CachedTaps | None:
+    """The cache that rows, or some of them, read their taps from; `None`: the target is run."""
+    if isinstance(rows, CachedTaps):
+        return rows
+    inner = rows.dataset if type(rows) is Subset else getattr(rows, "rows", None)
+    return None if inner is None else cached_taps(inner)
 
 
 def longest_row(rows: Any, most: int = 512) -> int:

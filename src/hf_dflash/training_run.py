@@ -53,7 +53,7 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     drafter = _drafter(run, args, target, tokenizer, rows)
     if run.taps is not None:
         rows = CachedTaps(rows, Path(run.taps), drafter.config)
-        if not slices and not run.shard_target:  # evaluations would run the layers
+        if not slices and not run.shard_target:  # else the trainer checks: its layers are run
             check_taps(target, rows)
             drop_layers(target)
             logger.info("The target's layers are not loaded onto the device: taps are cached.")
@@ -66,8 +66,6 @@ def build_run(words: Sequence[str]) -> tuple[RunArguments, DFlashTrainer]:
     evaluation: Any = next(iter(slices.values())) if len(slices) == 1 else slices or None
     trainer = DFlashTrainer(model, target, args, rows, evaluation)
     trainer.data_record = read_data_record(Path(run.data))
-    if isinstance(rows, CachedTaps) and (slices or run.shard_target):
-        check_taps(trainer.target, rows)
     if run.decoding_prompts:
         prompts = [p for part in slices.values() for p in prompts_of(part, run.decoding_prompts)]
         n_new = run.decoding_max_new_tokens

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import Subset
 
 from hf_dflash import taps_cache
 from hf_dflash.collator import EpochRows
-from hf_dflash.resuming import run_settings
+from hf_dflash.resuming import rows_digest, run_settings
 from hf_dflash.taps_cache import DTYPES, CachedTaps, check_taps, drop_layers, plan_cache, write_taps
 from hf_dflash.trainer import DFlashTrainer
 from hf_dflash.training_arguments import DFlashTrainingArguments
@@ -269,6 +270,34 @@ def test_a_resumed_run_reads_the_same_cache(
     assert [kind for kind, values in settings.items() if "target_sha256" in values] == ["online"]
     del settings["online"]["target_sha256"]
     assert settings["online"] == settings["bfloat16"] == settings["float8"]
+
+
+@pytest.mark.parametrize("part", ["all rows", "some rows"])
+def test_the_trainer_refuses_a_cache_of_another_target(
+    target: Any, rows: Any, config: Any, tmp_path: Path, part: str
+) -> None:
+    write_taps(target, config, rows, tmp_path / "taps")
+    cached: Any = CachedTaps(rows, tmp_path / "taps", config)
+    chosen = cached if part == "all rows" else Subset(cached, range(4))
+    tuned = copy.deepcopy(target)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(parameter.std() * torch.randn_like(parameter))
+    with pytest.raises(ValueError, match="The cache is of another target"):
+        train(tuned, chosen, tmp_path / "a")
+
+
+def test_a_part_of_a_cache_is_still_a_cache(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    drafter, args = training_drafter(target), DFlashTrainingArguments(output_dir=str(tmp_path))
+    write_taps(target, config, rows, tmp_path / "taps", dtype="float8")
+    part: Any = Subset(CachedTaps(rows, tmp_path / "taps", config), range(2, 6))
+    told = run_settings(drafter.config, args, EpochRows(part), target)
+    assert told["taps_dtype"] == "float8"
+    assert told["rows_sha256"] == rows_digest(rows[2:6])
+    with pytest.raises(NotImplementedError, match="`on_policy` needs the target itself"):
+        train(target, part, tmp_path / "a", loss_type="forward_kl", on_policy=True)
 
 
 def test_distillation_from_cached_taps_is_refused(

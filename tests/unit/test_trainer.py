@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import TrainerCallback
 
-from hf_dflash import DFlashDraftModel
+from hf_dflash import DFlashDraftModel, planner
+from hf_dflash import trainer as trainer_module
 from hf_dflash.checkpointing import check_complete
 from hf_dflash.losses import decay_weights
 from hf_dflash.model_card import check_card
@@ -354,6 +355,57 @@ def test_another_configuration_is_not_resumed(
     trainer = trainer_of(target, rows, tmp_path / "again", **options)
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_resumed_run_keeps_its_chunks_of_logits(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = json.loads((checkpoint / "dflash_run.json").read_text("utf-8"))["logits_chunk_size"]
+
+    def plans_less(config: Any, args: Any, *others: Any) -> Any:
+        plan = planner.plan_step(config, args, *others)
+        chunk = args.logits_chunk_size or first - 1
+        return dataclasses.replace(plan, logits_chunk_size=chunk)
+
+    monkeypatch.setattr(trainer_module, "plan_step", plans_less)
+    for given, used in ((None, first), (first - 2, first - 2)):
+        resumed = trainer_of(target, rows, tmp_path / "again", logits_chunk_size=given)
+        resumed.train(resume_from_checkpoint=str(checkpoint))
+        assert resumed.planned().logits_chunk_size == used
+
+
+def test_weights_that_are_not_finite_are_not_saved(target: Any, rows: Any, tmp_path: Path) -> None:
+    class Breaks(TrainerCallback):
+        def on_pre_optimizer_step(self, _args: Any, state: Any, _: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                next(kwargs["model"].parameters()).grad.fill_(float("nan"))
+
+    trainer = trainer_of(target, rows, tmp_path, save_strategy="steps", callbacks=[Breaks()])
+    trainer.args.save_steps = trainer.state.save_steps = 1
+    with pytest.raises(FloatingPointError, match="weights must be finite, but are not at step 2"):
+        trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]
+
+
+def rates_of(trainer: DFlashTrainer) -> dict[int, float]:
+    return {
+        entry["step"]: entry["learning_rate"]
+        for entry in trainer.state.log_history
+        if "learning_rate" in entry
+    }
+
+
+@pytest.mark.parametrize(("options"), [{"max_steps": 6}, {"max_steps": 6, "learning_rate": 1e-4}])
+def test_a_prolonged_run_goes_on_in_its_own_schedule(
+    target: Any, rows: Any, tmp_path: Path, checkpoint: Path, options: dict[str, Any]
+) -> None:
+    whole = trainer_of(target, rows, tmp_path / "whole", **options)
+    whole.train()
+    resumed = trainer_of(target, rows, tmp_path / "again", **options)
+    resumed.train(resume_from_checkpoint=str(checkpoint))  # the last of two steps, at rate 0
+    expected, got = rates_of(whole), rates_of(resumed)
+    assert [got[step] for step in (3, 4, 5, 6)] == [expected[step] for step in (3, 4, 5, 6)]
+    assert all(got[step] > 0 for step in (3, 4, 5))
 
 
 def test_a_target_of_another_dtype_is_not_resumed(
