@@ -24,6 +24,7 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
+from .callbacks import Evaluations
 from .checkpointing import PART_FOLDER, check_complete, publish
 from .collator import EpochRows
 from .ema import EMACallback, MovingAverage
@@ -101,6 +102,7 @@ class DFlashTrainer(Trainer):
         check_options(self.target, args, self.train_dataset, self.eval_dataset)
         self.step = TrainingStep(self.target, config, args)
         self.plan: MemoryPlan | None = None
+        self.evaluations = Evaluations()
         self.n_rows_without_block = 0  # of this process and call
         self._part: Path | None = None  # where a checkpoint is being written
         self._batches: list[dict[str, Tensor]] = []  # of this update, and their losses so far
@@ -208,7 +210,7 @@ class DFlashTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate; with the moving average of the weights, if there is one."""
-        with self.averaged():
+        with self.evaluations.one(), self.averaged():
             return super().evaluate(*args, **kwargs)
 
     def averaged(self) -> AbstractContextManager[None]:

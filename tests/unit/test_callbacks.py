@@ -27,8 +27,7 @@ def trainer_of(target: Any, rows: Any, folder: Path, drafter: Any, **options: An
         use_cpu=True,
         disable_tqdm=True,
         n_anchors=4,
-        save_strategy="no",
-        **options,
+        **{"save_strategy": "no", **options},
     )
     return DFlashTrainer(drafter, target, args, rows, rows)
 
@@ -93,16 +92,45 @@ def test_the_best_checkpoint_can_be_chosen_by_decoding(target: Any, tmp_path: Pa
     assert trainer.state.best_metric >= 1.0
 
 
-def test_slices_are_decoded_once(target: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_slices_are_decoded_once_an_evaluation(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every evaluation has the figures, though it be the second at a step, of whatever name."""
     rows = generated_rows(target, 2, n_new=12)
     trainer = trainer_of(target, rows, tmp_path, training_drafter(target))
     callback = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=4)
     trainer.add_callback(callback)
-    calls = []
-    monkeypatch.setattr(callback, "measure", lambda: calls.append(1) or {"eval_decoding_x": 1.0})
-    metrics = trainer.evaluate({"a": rows[:1], "b": rows[1:]})
-    assert len(calls) == 1
-    assert metrics["eval_decoding_x"] == 1.0
+    calls: list[int] = []
+
+    def measure() -> dict[str, float]:
+        calls.append(1)
+        return {"eval_decoding_x": float(len(calls))}
+
+    monkeypatch.setattr(callback, "measure", measure)
+    slices = {"a": rows[:1], "b": rows[1:]}
+    evaluations: list[dict[str, Any]] = [
+        {"eval_dataset": slices},
+        {"eval_dataset": slices},
+        {"eval_dataset": rows},
+        {},
+        {"eval_dataset": rows, "metric_key_prefix": "test"},
+    ]
+    for n, options in enumerate(evaluations, start=1):
+        assert trainer.evaluate(**options)["eval_decoding_x"] == n
+        assert len(calls) == n
+
+
+def test_an_evaluation_behind_one_that_failed_is_decoded(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = generated_rows(target, 2, n_new=12)
+    trainer = trainer_of(target, rows, tmp_path, training_drafter(target))
+    callback = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=4)
+    trainer.add_callback(callback)
+    monkeypatch.setattr(callback, "measure", lambda: {"eval_decoding_x": 1.0})
+    with pytest.raises(ValueError, match="must have `loss_mask`"):
+        trainer.evaluate({"a": rows[:1], "b": [{"input_ids": [1, 2, 3]}]})
+    assert trainer.evaluate()["eval_decoding_x"] == 1.0
 
 
 def test_prompts_end_before_the_first_answer() -> None:
