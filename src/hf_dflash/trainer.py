@@ -296,15 +296,16 @@ class DFlashTrainer(Trainer):
         return run_settings(*parts, self.model)
 
     def planned(self) -> MemoryPlan:
-        """What a step takes of the memory; estimated and logged once."""
+        """What training or evaluation takes of the memory; estimated and logged once."""
         if self.plan is None:
             parts = (self.step.config, self.args, self.model, self.target)
-            self.plan = plan_step(*parts, self.train_dataset)
+            self.plan = plan_step(*parts, self.train_dataset, self.eval_dataset)
             logger.info(self.plan.summary())
             if not self.plan.fits:
                 logger.warning(
-                    "This may not fit into memory: lower `per_device_train_batch_size`, "
-                    "`n_anchors` or the length of rows. %s",
+                    "This may not fit into memory: lower `%s`, `n_anchors` or the length of "
+                    "rows. %s",
+                    self.plan.batch_option,
                     self.plan.summary(),
                 )
         return self.plan
