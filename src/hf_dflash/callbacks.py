@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,30 @@ class PlainOutput:
 
     ids: Tensor  # (1, n) int64, on the host
     elapsed_s: float
+
+
+class Evaluations:
+    """Counts evaluations: one of several data sets, each of which is evaluated by itself, is one.
+
+    >>> evaluations = Evaluations()
+    >>> with evaluations.one(), evaluations.one():
+    ...     evaluations.n_begun
+    1
+    """
+
+    def __init__(self) -> None:
+        self.n_begun = 0
+        self._depth = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Begin one, unless within another."""
+        self.n_begun += self._depth == 0
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
 
 def prompts_of(rows: Any, n_prompts: int) -> list[list[int]]:
@@ -88,14 +113,15 @@ class DecodingCallback(TrainerCallback):
         self.prompts = [torch.tensor([list(prompt)]) for prompt in prompts]
         self.options = {"do_sample": False, "max_new_tokens": max_new_tokens, **generate_kwargs}
         self._plain: list[PlainOutput] = []
-        self._measured_at: int | None = None
+        self._n_seen = 0  # evaluations
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decode, unless another slice of this evaluation has seen to it."""
         del args, control
-        if self._measured_at == state.global_step:
+        n_begun = self.trainer.evaluations.n_begun
+        if self._n_seen == n_begun:
             return
-        self._measured_at = state.global_step
+        self._n_seen = n_begun
         measured = [self.measure() if state.is_world_process_zero else {}]
         if self.trainer.accelerator.num_processes > 1:  # all choose the best checkpoint alike
             broadcast_object_list(measured)

@@ -52,7 +52,8 @@ class EpochRows(Dataset[dict[str, Any]]):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"example_id": index, **self.rows[index], "epoch": int(self.epoch)}
+        # A data set's own `example_id` may be a text, or not unique: ours wins.
+        return {**self.rows[index], "example_id": index, "epoch": int(self.epoch)}
 
 
 @dataclass

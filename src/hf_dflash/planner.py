@@ -1,8 +1,9 @@
-"""What a training step will take of the memory, and how many rows of logits fit.
+"""What training will take of the memory at most, and how many rows of logits fit.
 
 An upper estimate: all in float32, no activation checkpointing, nothing sharded by FSDP, rows no
-longer than the longest of the first 512. What the target's forward takes besides the taps is over
-before the draft layers run, and not counted.
+longer than the longest of the first 512. Of a step, or of a batch of an evaluation if that takes
+more: it keeps no layer for a backward, but may have more rows. What the target's forward takes
+besides the taps is over before the draft layers run, and not counted.
 
 Letters: N rows, S tokens a row, A anchor slots a row, B block size, H draft hidden size, V
 vocabulary, L draft layers, T taps, Ht target hidden size.
@@ -10,7 +11,9 @@ vocabulary, L draft layers, T taps, Ht target hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # comes with accelerate
@@ -21,6 +24,7 @@ from .on_policy import PART_DRAFTS
 from .target import text_config
 from .training_checks import collator_for, longest_row
 
+TRAIN_BATCH, EVAL_BATCH = "per_device_train_batch_size", "per_device_eval_batch_size"
 _MIB = 2**20
 #: A chunk of so many rows keeps any device busy; more only costs memory.
 _MOST_ROWS, _FEWEST_ROWS = 512, 64
@@ -42,7 +46,7 @@ _BYTES_PER_SAMPLED_LOGIT = 18  # and raised ones
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Estimated bytes of each part of a step, and what follows."""
+    """Estimated bytes of each part of a step or an evaluation's batch, and what follows."""
 
     drafter: int  # weights, gradients, optimiser states, moving average
     target: int  # weights
@@ -52,6 +56,7 @@ class MemoryPlan:
     logits: int  # of one chunk
     available: int  # before the run; the weights already loaded are not part of it
     logits_chunk_size: int  # rows
+    batch_option: str  # which sets the number of rows
 
     @property
     def needed(self) -> int:
@@ -68,9 +73,12 @@ class MemoryPlan:
         sizes = ", ".join(
             f"{field.name} {getattr(self, field.name) / _MIB:,.0f} MiB"
             for field in fields(self)
-            if field.name != "logits_chunk_size"
+            if field.name not in ("logits_chunk_size", "batch_option")
         )
-        return f"Memory plan: {sizes}; logits of {self.logits_chunk_size} rows at once."
+        return (
+            f"Memory plan: {sizes}; logits of {self.logits_chunk_size} rows at once "
+            f"(`{self.batch_option}` takes most)."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +137,7 @@ def plan_memory(
     loss_type: str = "cross_entropy",
     n_sampled_tokens: int | None = None,
     scores: ScoreSizes | None = None,
+    is_evaluation: bool = False,
 ) -> MemoryPlan:
     """Estimate a step's memory and choose how many rows of logits exist at once.
 
@@ -147,6 +156,7 @@ def plan_memory(
             hidden states, and its logits of a chunk.
         n_sampled_tokens: See there. The chunk is chosen for evaluations, which take all tokens.
         scores: Sizes of the target, if it scores drafts.
+        is_evaluation: Whether nothing is kept for a backward, and all tokens are taken.
     """
     n_context = n_rows * n_tokens
     n_slots = n_rows * n_anchors * (config.block_size - 1)
@@ -159,7 +169,14 @@ def plan_memory(
         "taps": 4 * n_context * n_states * config.target_hidden_size
         + (0 if scores is None else scores.n_bytes(n_rows, n_tokens, n_slots)),
         "mask": table * (4 if attention == "eager" else 1),  # eager adds it, others look it up
-        "activations": _activation_bytes(config, n_rows, n_tokens, n_anchors, attention),
+        "activations": _activation_bytes(
+            config,
+            n_rows,
+            n_tokens,
+            n_anchors,
+            attention,
+            keeps_all=not is_evaluation,
+        ),
     }
     row_bytes = _BYTES_PER_LOGIT[loss_type] * config.vocab_size
     if logits_chunk_size is None:
@@ -169,7 +186,7 @@ def plan_memory(
         fewest = min(max(_FEWEST_ROWS, config.block_size - 1), most)
         logits_chunk_size = max(fewest, min(most, room // row_bytes))
     logits = row_bytes * logits_chunk_size
-    if n_sampled_tokens is not None:
+    if n_sampled_tokens is not None and not is_evaluation:
         n_candidates = min(config.vocab_size, n_slots + n_sampled_tokens)
         head = 4 * n_candidates * config.target_hidden_size  # its rows are copied
         logits = head + _BYTES_PER_SAMPLED_LOGIT * n_candidates * logits_chunk_size
@@ -178,6 +195,7 @@ def plan_memory(
         logits=logits,
         available=available,
         logits_chunk_size=logits_chunk_size,
+        batch_option=EVAL_BATCH if is_evaluation else TRAIN_BATCH,
     )
 
 
@@ -190,9 +208,12 @@ def _table_entries(config: Any, n_rows: int, n_tokens: int, n_anchors: int, atte
 
 
 def _activation_bytes(
-    config: Any, n_rows: int, n_tokens: int, n_anchors: int, attention: str
+    config: Any, n_rows: int, n_tokens: int, n_anchors: int, attention: str, *, keeps_all: bool
 ) -> int:
-    """Float32 tensors that the draft layers keep for the backward."""
+    """Float32 tensors that all draft layers keep for the backward; else those of one, part by part.
+
+    What one layer makes besides attention is counted as if all of it were there at once.
+    """
     hidden, intermediate = config.hidden_size, config.intermediate_size
     kv = 2 * config.num_key_value_heads * config.head_dim
     q = config.num_attention_heads * config.head_dim
@@ -216,19 +237,22 @@ def _activation_bytes(
         # the rows. SDPA keeps the mask as floats, eager the probabilities of each head; and while
         # it computes a part, two more tables of those.
         n_parts = -(-n_queries // part_queries(config.block_size))
-        layer += n_rows * (n_parts * n_tokens + n_queries) * 2 * q
+        n_kept = n_parts if keeps_all else 1
+        layer += n_rows * (n_kept * n_tokens + n_queries) * 2 * q
         table = _table_entries(config, n_rows, n_tokens, n_anchors, attention)
         if attention == "eager":
             table *= config.num_attention_heads
             shared += 2 * table // n_parts
-        layer += table
+        layer += table * n_kept // n_parts
     # Embeddings; of the last norm input, normed and output; the rows for the head, their gradient.
     shared += n_block * 6 * hidden
-    return 4 * (config.num_hidden_layers * layer + shared)
+    return 4 * ((config.num_hidden_layers if keeps_all else 1) * layer + shared)
 
 
-def plan_step(config: Any, args: Any, model: Any, target: Any, rows: Any) -> MemoryPlan:
-    """Estimate the memory of a trainer's step on its device.
+def plan_step(
+    config: Any, args: Any, model: Any, target: Any, rows: Any, eval_rows: Any = None
+) -> MemoryPlan:
+    """Estimate the memory of a trainer on its device: of what takes most.
 
     Args:
         config: The drafter's.
@@ -236,23 +260,44 @@ def plan_step(config: Any, args: Any, model: Any, target: Any, rows: Any) -> Mem
         model: What is trained.
         target: The target.
         rows: The training set, or `None`.
+        eval_rows: What is evaluated, one data set or several by name, or `None`.
     """
     multiple = collator_for(config, args).pad_to_multiple_of
-    return plan_memory(
+    plan = partial(
+        plan_memory,
         config,
         n_trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         target_bytes=sum(p.numel() * p.element_size() for p in target.parameters()),
-        n_rows=args.per_device_train_batch_size,
-        n_tokens=-(-longest_row(rows) // multiple) * multiple,
         n_anchors=args.n_anchors,
         available=available_bytes(args.device),
         attention=config._attn_implementation,
         keeps_average=args.ema_decay is not None,
-        logits_chunk_size=args.logits_chunk_size,
         loss_type=args.loss_type,
         n_sampled_tokens=args.n_sampled_tokens,
         scores=ScoreSizes.of(target) if args.on_policy else None,
     )
+    sets = eval_rows.values() if isinstance(eval_rows, Mapping) else [eval_rows]
+    batches = [(args.per_device_train_batch_size, longest_row(rows), False)]
+    for part in sets:
+        if part is not None:
+            n_rows = max(1, min(args.per_device_eval_batch_size, len(part)))
+            batches.append((n_rows, longest_row(part), True))
+
+    def plans(chunk: int | None) -> list[MemoryPlan]:
+        return [
+            plan(
+                n_rows=n_rows,
+                n_tokens=-(-n_tokens // multiple) * multiple,
+                logits_chunk_size=chunk,
+                is_evaluation=is_evaluation,
+            )
+            for n_rows, n_tokens, is_evaluation in batches
+        ]
+
+    chunk = args.logits_chunk_size
+    if chunk is None:  # one for all
+        chunk = min(made.logits_chunk_size for made in plans(None))
+    return max(plans(chunk), key=lambda made: made.needed)
 
 
 def available_bytes(device: torch.device) -> int:

@@ -289,7 +289,7 @@ class CachedTaps(Dataset[dict[str, Any]]):
             path = self.folder / _shard_name(cached.shard)
             self._files[cached.shard] = safe_open(path, framework="pt")
         taps = _unpacked(self._files[cached.shard], str(index), self.layout.dtype)
-        return {"example_id": index, **row, "taps": taps}
+        return {**row, "taps": taps}
 
 
 def check_taps(target: Any, cached: CachedTaps) -> None:

@@ -24,6 +24,7 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
+from .callbacks import Evaluations
 from .checkpointing import PART_FOLDER, check_complete, publish
 from .collator import EpochRows, silence_repeats
 from .ema import EMACallback, MovingAverage
@@ -111,6 +112,7 @@ class DFlashTrainer(Trainer):
         check_options(self.target, args, self.train_dataset, self.eval_dataset)
         self.step = TrainingStep(self.target, config, args)
         self.plan: MemoryPlan | None = None
+        self.evaluations = Evaluations()
         self.n_rows_without_block = 0  # of this process and call
         self._part: Path | None = None  # where a checkpoint is being written
         self._batches: list[dict[str, Tensor]] = []  # of this update, and their losses so far
@@ -209,7 +211,7 @@ class DFlashTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate; with the moving average of the weights, if there is one."""
-        with self.averaged():
+        with self.evaluations.one(), self.averaged():
             return super().evaluate(*args, **kwargs)
 
     def averaged(self) -> AbstractContextManager[None]:
@@ -304,15 +306,16 @@ class DFlashTrainer(Trainer):
         return {**run_settings(*parts, self.model), CHUNK: chunk}
 
     def planned(self) -> MemoryPlan:
-        """What a step takes of the memory; estimated and logged once."""
+        """What training or evaluation takes of the memory; estimated and logged once."""
         if self.plan is None:
             parts = (self.step.config, self.args, self.model, self.target)
-            self.plan = plan_step(*parts, self.train_dataset)
+            self.plan = plan_step(*parts, self.train_dataset, self.eval_dataset)
             logger.info(self.plan.summary())
             if not self.plan.fits:
                 logger.warning(
-                    "This may not fit into memory: lower `per_device_train_batch_size`, "
-                    "`n_anchors` or the length of rows. %s",
+                    "This may not fit into memory: lower `%s`, `n_anchors` or the length of "
+                    "rows. %s",
+                    self.plan.batch_option,
                     self.plan.summary(),
                 )
         return self.plan

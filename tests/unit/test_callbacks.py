@@ -27,8 +27,7 @@ def trainer_of(target: Any, rows: Any, folder: Path, drafter: Any, **options: An
         use_cpu=True,
         disable_tqdm=True,
         n_anchors=4,
-        save_strategy="no",
-        **options,
+        **{"save_strategy": "no", **options},
     )
     return DFlashTrainer(drafter, target, args, rows, rows)
 
@@ -73,36 +72,89 @@ def test_real_decoding_is_measured_and_logged(target: Any, tmp_path: Path) -> No
     assert any("eval_decoding_acceptance_length" in logs for logs in logged)
 
 
-def test_the_best_checkpoint_can_be_chosen_by_decoding(target: Any, tmp_path: Path) -> None:
-    rows = generated_rows(target, 4, n_new=12)
+def test_the_best_checkpoint_is_chosen_by_decoding(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of three: neither the first nor the last, nor that of the least loss."""
     trainer = trainer_of(
         target,
-        rows,
+        generated_rows(target, 4, n_new=12),
         tmp_path,
         training_drafter(target),
-        max_steps=2,
+        max_steps=3,
         eval_strategy="steps",
         eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="decoding_acceptance_length",
+        greater_is_better=True,
     )
-    trainer.args.metric_for_best_model = "decoding_acceptance_length"
-    trainer.args.greater_is_better = True
-    callback = DecodingCallback(trainer, prompts_of(rows, 2), max_new_tokens=8)
+    callback = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=4)
     trainer.add_callback(callback)
+    figures = [1.5, 3.0, 2.0]
+    weights: list[dict[str, torch.Tensor]] = []  # that each figure was measured with
+
+    def measure() -> dict[str, float]:
+        state = trainer.model.state_dict().items()
+        weights.append({name: tensor.clone() for name, tensor in state})
+        return {"eval_decoding_acceptance_length": figures[len(weights) - 1]}
+
+    monkeypatch.setattr(callback, "measure", measure)
     trainer.train()
-    assert trainer.state.best_metric is not None
-    assert trainer.state.best_metric >= 1.0
+    history = trainer.state.log_history
+    name = "eval_decoding_acceptance_length"
+    assert [(logs["step"], logs[name]) for logs in history if name in logs] == [
+        *enumerate(figures, start=1)
+    ]
+    losses = [logs["eval_loss"] for logs in history if "eval_loss" in logs]
+    assert losses.index(min(losses)) != 1
+    assert trainer.state.best_metric == 3.0
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    final = trainer.model.state_dict()
+    same = [all(torch.equal(final[name], kept[name]) for name in final) for kept in weights]
+    assert same == [False, True, False]
 
 
-def test_slices_are_decoded_once(target: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_slices_are_decoded_once_an_evaluation(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every evaluation has the figures, though it be the second at a step, of whatever name."""
     rows = generated_rows(target, 2, n_new=12)
     trainer = trainer_of(target, rows, tmp_path, training_drafter(target))
     callback = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=4)
     trainer.add_callback(callback)
-    calls = []
-    monkeypatch.setattr(callback, "measure", lambda: calls.append(1) or {"eval_decoding_x": 1.0})
-    metrics = trainer.evaluate({"a": rows[:1], "b": rows[1:]})
-    assert len(calls) == 1
-    assert metrics["eval_decoding_x"] == 1.0
+    calls: list[int] = []
+
+    def measure() -> dict[str, float]:
+        calls.append(1)
+        return {"eval_decoding_x": float(len(calls))}
+
+    monkeypatch.setattr(callback, "measure", measure)
+    slices = {"a": rows[:1], "b": rows[1:]}
+    evaluations: list[dict[str, Any]] = [
+        {"eval_dataset": slices},
+        {"eval_dataset": slices},
+        {"eval_dataset": rows},
+        {},
+        {"eval_dataset": rows, "metric_key_prefix": "test"},
+    ]
+    for n, options in enumerate(evaluations, start=1):
+        assert trainer.evaluate(**options)["eval_decoding_x"] == n
+        assert len(calls) == n
+
+
+def test_an_evaluation_behind_one_that_failed_is_decoded(
+    target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = generated_rows(target, 2, n_new=12)
+    trainer = trainer_of(target, rows, tmp_path, training_drafter(target))
+    callback = DecodingCallback(trainer, [[3, 4, 5]], max_new_tokens=4)
+    trainer.add_callback(callback)
+    monkeypatch.setattr(callback, "measure", lambda: {"eval_decoding_x": 1.0})
+    with pytest.raises(ValueError, match="must have `loss_mask`"):
+        trainer.evaluate({"a": rows[:1], "b": [{"input_ids": [1, 2, 3]}]})
+    assert trainer.evaluate()["eval_decoding_x"] == 1.0
 
 
 def test_prompts_end_before_the_first_answer() -> None:

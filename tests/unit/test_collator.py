@@ -53,8 +53,16 @@ def test_anchors_depend_on_run_epoch_and_example_and_on_nothing_else() -> None:
     assert len({tuple(anchors) for anchors in alone.tolist()}) == 4
     assert not torch.equal(alone, collate(*rows, epoch=1)["anchors"])
     assert not torch.equal(alone, collate(*rows, seed=43)["anchors"])
-    moved = collate({**rows[0], "example_id": 3}, rows[1])["anchors"]
-    assert torch.equal(moved[0], alone[3])
+    numbered = EpochRows(rows)
+    moved = DFlashCollator(4, 3)([numbered[3], numbered[1]])["anchors"]
+    assert torch.equal(moved, alone[[3, 1]])
+
+
+@pytest.mark.parametrize("ids", [["train-0", "train-1"], [7, 7]])
+def test_a_data_set_may_have_numbers_of_its_own(ids: list[Any]) -> None:
+    plain = [row(60), row(60)]
+    named = [{**plain[i], "example_id": ids[i], "epoch": "first"} for i in range(2)]
+    assert torch.equal(collate(*named)["anchors"], collate(*plain)["anchors"])
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])

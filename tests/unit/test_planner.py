@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
@@ -136,10 +137,21 @@ def test_logits_take_what_is_planned(loss_type: str) -> None:
 ON_POLICY = {"loss_type": "lk_alpha", "on_policy": True}
 
 
-def planned_and_peak(
-    folder: Path, architecture: str, attention: str, of_target: str, **options: Any
-) -> tuple[int, int]:
-    """Bytes of a step of the trainer, on two rows of 512 tokens."""
+def rows_of(n_rows: int) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 500, (n_rows, 512), generator=generator).tolist()
+    return [{"input_ids": row, "loss_mask": [0] * 50 + [1] * 462} for row in ids]
+
+
+def trainer_of(
+    folder: Path,
+    architecture: str = "dflash",
+    attention: str = "sdpa",
+    of_target: str = "sdpa",
+    eval_rows: Any = None,
+    **options: Any,
+) -> DFlashTrainer:
+    """A trainer on two rows of 512 tokens."""
     target = tiny_target(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=6)
     target.set_attn_implementation(of_target)
     config = DFlashConfig.for_target(
@@ -151,24 +163,23 @@ def planned_and_peak(
         mask_token_id=511,
     )
     config._attn_implementation = attention
-    drafter = DFlashDraftModel(config)
+    defaults = {"per_device_train_batch_size": 2, "logits_chunk_size": 64}
     args = DFlashTrainingArguments(
-        output_dir=str(folder),
-        use_cpu=True,
-        report_to=[],
-        per_device_train_batch_size=2,
-        logits_chunk_size=64,
-        **options,
+        output_dir=str(folder), use_cpu=True, report_to=[], **{**defaults, **options}
     )
-    ids = torch.randint(1, 500, (2, 512), generator=torch.Generator().manual_seed(0)).tolist()
-    rows = [{"input_ids": row, "loss_mask": [0] * 50 + [1] * 462} for row in ids]
-    trainer = DFlashTrainer(drafter, target, args, rows)
-    batch = DFlashCollator(16, args.n_anchors)([trainer.train_dataset[i] for i in range(2)])
-    assert batch["anchors"].shape == (2, args.n_anchors)
+    return DFlashTrainer(DFlashDraftModel(config), target, args, rows_of(2), eval_rows)
+
+
+def planned_and_peak(*parts: Any, **options: Any) -> tuple[int, int]:
+    """Bytes of a step of the trainer."""
+    trainer = trainer_of(*parts, **options)
+    n_anchors = trainer.args.n_anchors
+    batch = DFlashCollator(16, n_anchors)([trainer.train_dataset[i] for i in range(2)])
+    assert batch["anchors"].shape == (2, n_anchors)
     plan = trainer.planned()
     # Before the first step of the optimiser: of the drafter's 16 bytes its gradients, 4, are new.
     planned = plan.needed - plan.drafter * 12 // 16
-    peak = peak_bytes(lambda: trainer.compute_loss(drafter, batch).backward())
+    peak = peak_bytes(lambda: trainer.compute_loss(trainer.model, batch).backward())
     return planned, peak
 
 
@@ -195,6 +206,73 @@ def test_a_target_with_eager_attention_takes_no_more_to_score_drafts(tmp_path: P
     """So many drafts that their scores take more than those of the text, which are not planned."""
     planned, peak = planned_and_peak(tmp_path, "dflash", "sdpa", "eager", n_anchors=64, **ON_POLICY)
     assert peak <= planned <= 1.5 * peak
+
+
+@pytest.mark.parametrize(
+    ("architecture", "attention", "options"),
+    [
+        ("dflash", "sdpa", {"n_anchors": 8}),
+        ("dflash", "sdpa", {"n_anchors": 64}),
+        ("dflash", "eager", {"n_anchors": 64}),
+        ("dflare", "sdpa", {"n_anchors": 64}),
+        ("dflash", "sdpa", {"n_anchors": 64, **ON_POLICY}),
+        ("dflash", "sdpa", {"n_anchors": 64, "n_sampled_tokens": 20}),
+    ],
+    ids=str,
+)
+def test_a_batch_of_an_evaluation_takes_no_more_than_is_planned(
+    architecture: str, attention: str, options: Any, tmp_path: Path
+) -> None:
+    options = {**options, "per_device_train_batch_size": 1}
+    trainer = trainer_of(tmp_path, architecture, attention, eval_rows=rows_of(8), **options)
+    plan = trainer.planned()
+    assert plan.batch_option == "per_device_eval_batch_size"
+    batch = next(iter(trainer.get_eval_dataloader()))
+    assert len(batch["anchors"]) == 8
+    trainer.model.eval()
+    peak = peak_bytes(lambda: trainer.prediction_step(trainer.model, batch, False))
+    # Looser than of a step: what one layer makes is not all there at once.
+    assert peak <= plan.needed - plan.drafter <= 3 * peak
+
+
+def warned(folder: Path, caplog: pytest.LogCaptureFixture, **options: Any) -> list[str]:
+    """The option that each warning of a plan tells to lower."""
+    caplog.clear()
+    trainer = trainer_of(folder, n_anchors=16, per_device_train_batch_size=1, **options)
+    trainer.planned()
+    return re.findall(r"may not fit into memory: lower `(\w+)`", caplog.text)
+
+
+def test_the_batch_that_is_too_large_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Evaluations have 8 rows a batch if nothing is said."""
+    one_row = trainer_of(tmp_path, n_anchors=16, per_device_train_batch_size=1).planned().needed
+    free = int(1.1 * one_row)
+    monkeypatch.setattr("hf_dflash.planner.available_bytes", lambda _: free)
+    assert warned(tmp_path, caplog) == []
+    assert warned(tmp_path, caplog, eval_rows=rows_of(1)) == []
+    assert warned(tmp_path, caplog, eval_rows=rows_of(8), per_device_eval_batch_size=1) == []
+    too_large = ["per_device_eval_batch_size"]
+    assert warned(tmp_path, caplog, eval_rows=rows_of(8)) == too_large
+    slices = {"few": rows_of(1), "many": rows_of(8)}
+    assert warned(tmp_path, caplog, eval_rows=slices) == too_large
+    free = one_row // 2
+    assert warned(tmp_path, caplog, eval_rows=rows_of(1)) == ["per_device_train_batch_size"]
+
+
+def test_chunks_are_small_enough_for_training_and_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"n_anchors": 64, "per_device_train_batch_size": 1, "logits_chunk_size": None}
+    alone = trainer_of(tmp_path, **options)
+    free = alone.planned().needed + 512 * 512 * 14  # twice as much as its logits
+    monkeypatch.setattr("hf_dflash.planner.available_bytes", lambda _: free)
+    chunks = [
+        trainer_of(tmp_path, eval_rows=rows, **options).planned().logits_chunk_size
+        for rows in (None, rows_of(1), rows_of(8))
+    ]
+    assert chunks == [512, 512, 64]
 
 
 def test_part_of_the_vocabulary_takes_what_is_planned() -> None:

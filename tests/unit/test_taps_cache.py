@@ -104,6 +104,17 @@ def test_training_from_the_cache_is_training_online(
         torch.testing.assert_close(offline[name], weight, atol=1e-6, rtol=1e-4)
 
 
+def test_rows_with_names_of_their_own_are_cached_and_trained_on_alike(
+    target: Any, rows: Any, config: Any, tmp_path: Path
+) -> None:
+    named = [{**row, "example_id": f"train-{i % 2}"} for i, row in enumerate(rows)]
+    write_taps(target, config, named, tmp_path / "taps", dtype="float32")
+    first = train(target, CachedTaps(rows, tmp_path / "taps", config), tmp_path / "a")
+    second = train(target, CachedTaps(named, tmp_path / "taps", config), tmp_path / "b")
+    for name, weight in first.items():
+        assert torch.equal(second[name], weight)
+
+
 def test_training_from_the_cache_needs_no_layers(
     target: Any, rows: Any, config: Any, tmp_path: Path
 ) -> None:
