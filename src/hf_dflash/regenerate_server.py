@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from .answer_file import Answer, AnswerFile
 from .chats import Chat
 from .hub_errors import answer_of, is_the_hubs_own, status_of
+from .loss_mask import REASONING_FIELDS
 from .regenerate import (
     RegenerationReport,
     check_options,
@@ -113,8 +114,9 @@ def regenerate_answers_from_server(
 
 def _answer(choice: Any) -> Answer:
     message: dict[str, Any] = {"role": "assistant", "content": choice.message.content or ""}
-    # vLLM and SGLang put the thinking of a reasoning model here; templates read it back.
-    if reasoning := getattr(choice.message, "reasoning_content", None):
+    # Servers differ in where the thinking of a reasoning model is; templates read it back here.
+    said = (getattr(choice.message, name, None) for name in REASONING_FIELDS)
+    if reasoning := next(filter(None, said), None):
         message["reasoning_content"] = reasoning
     if calls := choice.message.tool_calls:
         # Servers give the arguments as JSON text; templates take them as an object.

@@ -14,6 +14,7 @@ from huggingface_hub import constants
 from hf_dflash import regenerate_server
 from hf_dflash.answer_file import settings_path
 from hf_dflash.chats import Chat, read_chats
+from hf_dflash.loss_mask import REASONING_FIELDS
 from hf_dflash.regenerate import RegenerationReport
 from hf_dflash.regenerate_server import regenerate_answers_from_server
 
@@ -248,6 +249,16 @@ def test_cut_answers_reasoning_and_tool_calls_are_kept(tmp_path):
             {"type": "function", "function": {"name": "now", "arguments": {"a": 1}}},
         ],
     }
+
+
+@pytest.mark.parametrize("name", REASONING_FIELDS)
+def test_reasoning_is_kept_wherever_the_server_puts_it(tmp_path, name):
+    with stand_in() as server:
+        server.message = {"reasoning_content": None, name: "hm"}
+        run(server, tmp_path / "a.jsonl", PROMPTS[:1])
+    (chat,) = read_chats(tmp_path / "a.jsonl")
+    expected = {"role": "assistant", "content": "a0", "reasoning_content": "hm"}
+    assert chat.messages[-1] == expected
 
 
 def test_answers_of_another_model_are_refused(tmp_path):
