@@ -128,7 +128,12 @@ def chat_of(record: object, where: str = "record") -> Chat:
         messages,
         text,
         tools=_optional(record, "tools", list, f"{where}: "),
-        template_options=template_options_of(record, f"{where}: "),
+        template_options={
+            # Null means what leaving it out means; passed on, it would stand above a default.
+            name: value
+            for name, value in template_options_of(record, f"{where}: ").items()
+            if value is not None
+        },
         labels={
             name: value
             for name, value in record.items()
@@ -176,7 +181,7 @@ def _message(turn: object, where: str) -> Message:
         return {"role": role, "content": _text(turn.get("value"), f"{where}, `value`")}
     if not isinstance(turn.get("role"), str):
         raise ValueError(f"{where}: a turn needs `role` or `from`, got the fields {sorted(turn)}.")
-    # Parquet gives every turn every field of any turn: an absent one is None.
+    # Writers of JSON lines fill turns with None, too.
     message = {name: value for name, value in turn.items() if value is not None}
     if not message.get("tool_calls") and not isinstance(message.get("content"), str | list):
         raise ValueError(f"{where}: `content` must be text, got {turn.get('content')!r:.80}.")
@@ -273,7 +278,7 @@ def _records_of_parquet(path: Path) -> Iterator[tuple[str, object]]:
         batches: Iterable[Any] = file.iter_batches(batch_size=1024)
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows):
-            yield f"{path}, row {number}", row
+            yield f"{path}, row {number}", _without_fill(row)
 
 
 def _records_of_hub(name: str, config: str | None, split: str) -> Iterator[tuple[str, object]]:
@@ -289,4 +294,15 @@ def _records_of_hub(name: str, config: str | None, split: str) -> Iterator[tuple
         rows = load_dataset(name, config, split=split, streaming=True)
         part = f"{name}, {split}" if config is None else f"{name}, {config}, {split}"
         for number, row in enumerate(rows):
-            yield f"{part}, row {number}", row
+            yield f"{part}, row {number}", _without_fill(row)
+
+
+def _without_fill(row: Any) -> Any:
+    """Leave out, at any depth, the fields of objects that are None.
+
+    Arrow gives every object all fields that any object of its column has, so the arguments of
+    one call would come with the names of all others'.
+    """
+    if isinstance(row, dict):
+        return {name: _without_fill(value) for name, value in row.items() if value is not None}
+    return [_without_fill(value) for value in row] if isinstance(row, list) else row
