@@ -103,6 +103,8 @@ def prepare(
         chats = read_chats(source, split=split, config=config)
         report = _regenerate(chats, target, tokenizer, regeneration, encoding.template_options)
         _show_regeneration(console, report, regeneration.answers)
+        if not report.n_answered + report.n_found:
+            raise ValueError(_nothing_answered(source, report, regeneration))
         source, config = str(regeneration.answers), None
     chats = read_chats(source, split=split, config=config)
     written = _encode(tokenizer, chats, encoding, out)
@@ -224,6 +226,16 @@ def _show_regeneration(console: Console, report: RegenerationReport, path: Path)
         markup=False,
         highlight=False,
         soft_wrap=True,
+    )
+
+
+def _nothing_answered(source: str, report: RegenerationReport, how: Regeneration) -> str:
+    if not report.n_left_out:
+        return f"`source` {source} must hold a turn to answer, got none. Is the file empty?"
+    return (
+        f"`source` {source} must hold a prompt that can be answered, but all {report.n_left_out} "
+        f"were left out; the log above says why. If they are too long, lower `max_new_tokens` "
+        f"({how.max_new_tokens})."
     )
 
 

@@ -153,6 +153,7 @@ def test_rows_are_packed(place: Path) -> None:
     [
         (["--template-option", "x"], "`template_option` must be NAME=VALUE, got 'x'"),
         (["--server", "http://x"], "`server` answers turns anew: give --regenerate, too"),
+        (["--regenerate"], "`max_new_tokens` must be less than the target's 512 positions.*2048"),
         (["--show", -1], "`show` must be at least 0, got -1"),
         (["--taps-dtype", "int4", "--cache-taps", "x"], "`taps_dtype` must be one of .*'int4'"),
         (["--max-length", 1], "`max_length` must be at least 2, got 1"),
@@ -164,6 +165,15 @@ def test_bad_options_of_prepare(place: Path, tmp_path: Path, options: Any, patte
     result = invoke("prepare", place / "chats.jsonl", tmp_path / "r.jsonl", *target, *options)
     assert_refused(result, pattern)
     assert not list(tmp_path.iterdir())
+
+
+def test_prompts_that_are_all_left_out(place: Path, tmp_path: Path) -> None:
+    words = ["--target", place / "target", "--regenerate", "--max-new-tokens", 511]
+    result = invoke("prepare", place / "chats.jsonl", tmp_path / "r.jsonl", *words)
+    assert_refused(result, "all 8 were left out; .* lower `max_new_tokens` .511")
+    save_chats(tmp_path / "none.jsonl", 0)
+    result = invoke("prepare", tmp_path / "none.jsonl", tmp_path / "none_r.jsonl", *words)
+    assert_refused(result, "must hold a turn to answer, got none. Is the file empty?")
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "nowhere/rows.jsonl"])
