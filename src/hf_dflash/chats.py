@@ -1,10 +1,11 @@
 """Read chats from JSON lines, Parquet or a dataset of the Hub, in the layouts that are in use.
 
 A record is one of: ``messages``; ``conversations`` (ShareGPT: ``from`` and ``value``, or ``role``
-and ``content``); ``prompt`` with ``response`` or ``completion``; ``prompt`` alone, to be answered;
-``text``. It may carry ``tools``, ``chat_template_kwargs`` (passed to the chat template, such as
-``{"enable_thinking": false}``), ``answer_ids``, the very tokens of the last answer, and
-``finished``, false if a limit cut that answer.
+and ``content``, and beside them perhaps a text ``system``, the first turn); ``prompt`` with
+``response`` or ``completion``; ``prompt`` alone, to be answered; ``text``. It may carry ``tools``,
+``chat_template_kwargs`` (passed to the chat template, such as ``{"enable_thinking": false}``),
+``answer_ids``, the very tokens of the last answer, and ``finished``, false if a limit cut that
+answer.
 """
 
 import gzip
@@ -137,7 +138,8 @@ def chat_of(record: object, where: str = "record") -> Chat:
         labels={
             name: value
             for name, value in record.items()
-            if name not in OWN_FIELDS and isinstance(value, str | int | float | bool)
+            if name not in OWN_FIELDS | ({"system"} if layout == "conversations" else set())
+            and isinstance(value, str | int | float | bool)
         },
         answer_ids=_answer_ids(record, messages, where),
         finished=record.get("finished") is not False,
@@ -152,7 +154,22 @@ def _messages(record: Record, layout: str, where: str) -> list[Message]:
     turns = record[layout]
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"{where}: `{layout}` must be a list of turns, got {turns!r:.80}.")
-    return [_message(turn, f"{where}, turn {i}") for i, turn in enumerate(turns)]
+    messages = [_message(turn, f"{where}, turn {i}") for i, turn in enumerate(turns)]
+    system = record.get("system") if layout == "conversations" else None
+    return _with_system(system, messages, where) if system else messages
+
+
+def _with_system(system: object, messages: list[Message], where: str) -> list[Message]:
+    """Put ShareGPT's field of that name first, where serving has it."""
+    first = {"role": "system", "content": _text(system, f"{where}, `system`")}
+    if messages[0]["role"] != "system":
+        return [first, *messages]
+    if messages[0]["content"] != system:
+        raise ValueError(
+            f"{where}: `system` must be what the first turn says, which is a system turn, too; got "
+            f"{system!r:.80} and {messages[0]['content']!r:.80}. Remove one of them."
+        )
+    return messages
 
 
 def _prompt_and_answer(record: Record, where: str) -> list[Message]:

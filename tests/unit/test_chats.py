@@ -63,9 +63,27 @@ def test_what_a_record_carries_is_kept():
     assert chat.labels == {"kind": "tools", "score": 0.5}
 
 
+def test_the_system_field_of_sharegpt_is_the_first_turn():
+    system = {"role": "system", "content": "Be a pirate."}
+    record = {"conversations": HELLO, "system": "Be a pirate.", "kind": "a"}
+    chat = chat_of(record)
+    assert chat.messages == [system, *HELLO]
+    assert chat.labels == {"kind": "a"}
+    said_twice = {**record, "conversations": [system, *HELLO]}
+    assert chat_of(said_twice).messages == [system, *HELLO]
+    for nothing in ("", None):
+        chat = chat_of({**record, "system": nothing})
+        assert (chat.messages, chat.labels) == (HELLO, {"kind": "a"})
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
+        ({"conversations": HELLO, "system": 3}, "`system` must be text, got 3"),
+        (
+            {"conversations": [{"from": "system", "value": "a"}, *HELLO], "system": "b"},
+            "`system` must be what the first turn says, .* got 'b' and 'a'. Remove one of them",
+        ),
         (["Hi"], "a record must be an object, got list"),
         ({"question": "Hi"}, r"needs one of messages, .* got the fields \['question'\]"),
         ({"messages": []}, "`messages` must be a list of turns, got"),
