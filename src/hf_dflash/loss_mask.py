@@ -87,9 +87,7 @@ class ChatEncoder:
             )
         self.tokenizer = tokenizer
         self.merge_turns = merge_turns
-        added = tokenizer.added_tokens_decoder
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
-        self._special_ids.update(tokenizer.all_special_ids)
+        self._special_ids = special_ids(tokenizer)
 
     def encode(self, chat: Chat) -> EncodedChat:
         """Encode a chat: a row for every assistant turn, or fewer where turns could be merged.
@@ -209,6 +207,13 @@ class ChatEncoder:
             raise UnusableTurnError(TEMPLATE_REFUSES, str(error)) from error
         tagged = list(encoded["assistant_masks"]) if has_tags else None
         return _Rendered(text, list(encoded["input_ids"]), encoded["offset_mapping"], tagged)
+
+
+def special_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
+    """Tokens that stand for no text of their own: ends of turns, roles, channels."""
+    added = tokenizer.added_tokens_decoder
+    ids = {token_id for token_id, token in added.items() if token.special}
+    return ids.union(tokenizer.all_special_ids)
 
 
 def encode_chat(

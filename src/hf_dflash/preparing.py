@@ -13,7 +13,7 @@ from .chats import Chat, read_chats
 from .configuration_dflash import DFlashConfig
 from .data import coloured
 from .loading import load_model, load_tokenizer
-from .loss_mask import EncodedRow
+from .loss_mask import EncodedRow, special_ids
 from .provenance import published_name
 from .regenerate import RegenerationReport, digest, regenerate_answers
 from .regenerate_server import regenerate_answers_from_server
@@ -176,7 +176,7 @@ def _regenerate(
             **common,
         )
 
-    return regenerate_turns(chats, how.answers, options, answer)
+    return regenerate_turns(chats, how.answers, options, answer, special_ids(tokenizer))
 
 
 def _encode(tokenizer: Any, chats: Iterable[Chat], encoding: Encoding, out: Path) -> WrittenRows:
