@@ -1,10 +1,11 @@
 """Read chats from JSON lines, Parquet or a dataset of the Hub, in the layouts that are in use.
 
 A record is one of: ``messages``; ``conversations`` (ShareGPT: ``from`` and ``value``, or ``role``
-and ``content``); ``prompt`` with ``response`` or ``completion``; ``prompt`` alone, to be answered;
-``text``. It may carry ``tools``, ``chat_template_kwargs`` (passed to the chat template, such as
-``{"enable_thinking": false}``), ``answer_ids``, the very tokens of the last answer, and
-``finished``, false if a limit cut that answer.
+and ``content``, and beside them perhaps a text ``system``, the first turn); ``prompt`` with
+``response`` or ``completion``; ``prompt`` alone, to be answered; ``text``. It may carry ``tools``,
+``chat_template_kwargs`` (passed to the chat template, such as ``{"enable_thinking": false}``),
+``answer_ids``, the very tokens of the last answer, and ``finished``, false if a limit cut that
+answer.
 """
 
 import gzip
@@ -128,11 +129,17 @@ def chat_of(record: object, where: str = "record") -> Chat:
         messages,
         text,
         tools=_optional(record, "tools", list, f"{where}: "),
-        template_options=template_options_of(record, f"{where}: "),
+        template_options={
+            # Null means what leaving it out means; passed on, it would stand above a default.
+            name: value
+            for name, value in template_options_of(record, f"{where}: ").items()
+            if value is not None
+        },
         labels={
             name: value
             for name, value in record.items()
-            if name not in OWN_FIELDS and isinstance(value, str | int | float | bool)
+            if name not in OWN_FIELDS | ({"system"} if layout == "conversations" else set())
+            and isinstance(value, str | int | float | bool)
         },
         answer_ids=_answer_ids(record, messages, where),
         finished=record.get("finished") is not False,
@@ -147,7 +154,22 @@ def _messages(record: Record, layout: str, where: str) -> list[Message]:
     turns = record[layout]
     if not isinstance(turns, list) or not turns:
         raise ValueError(f"{where}: `{layout}` must be a list of turns, got {turns!r:.80}.")
-    return [_message(turn, f"{where}, turn {i}") for i, turn in enumerate(turns)]
+    messages = [_message(turn, f"{where}, turn {i}") for i, turn in enumerate(turns)]
+    system = record.get("system") if layout == "conversations" else None
+    return _with_system(system, messages, where) if system else messages
+
+
+def _with_system(system: object, messages: list[Message], where: str) -> list[Message]:
+    """Put ShareGPT's field of that name first, where serving has it."""
+    first = {"role": "system", "content": _text(system, f"{where}, `system`")}
+    if messages[0]["role"] != "system":
+        return [first, *messages]
+    if messages[0]["content"] != system:
+        raise ValueError(
+            f"{where}: `system` must be what the first turn says, which is a system turn, too; got "
+            f"{system!r:.80} and {messages[0]['content']!r:.80}. Remove one of them."
+        )
+    return messages
 
 
 def _prompt_and_answer(record: Record, where: str) -> list[Message]:
@@ -176,7 +198,7 @@ def _message(turn: object, where: str) -> Message:
         return {"role": role, "content": _text(turn.get("value"), f"{where}, `value`")}
     if not isinstance(turn.get("role"), str):
         raise ValueError(f"{where}: a turn needs `role` or `from`, got the fields {sorted(turn)}.")
-    # Parquet gives every turn every field of any turn: an absent one is None.
+    # Writers of JSON lines fill turns with None, too.
     message = {name: value for name, value in turn.items() if value is not None}
     if not message.get("tool_calls") and not isinstance(message.get("content"), str | list):
         raise ValueError(f"{where}: `content` must be text, got {turn.get('content')!r:.80}.")
@@ -273,7 +295,7 @@ def _records_of_parquet(path: Path) -> Iterator[tuple[str, object]]:
         batches: Iterable[Any] = file.iter_batches(batch_size=1024)
         rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows):
-            yield f"{path}, row {number}", row
+            yield f"{path}, row {number}", _without_fill(row)
 
 
 def _records_of_hub(name: str, config: str | None, split: str) -> Iterator[tuple[str, object]]:
@@ -289,4 +311,15 @@ def _records_of_hub(name: str, config: str | None, split: str) -> Iterator[tuple
         rows = load_dataset(name, config, split=split, streaming=True)
         part = f"{name}, {split}" if config is None else f"{name}, {config}, {split}"
         for number, row in enumerate(rows):
-            yield f"{part}, row {number}", row
+            yield f"{part}, row {number}", _without_fill(row)
+
+
+def _without_fill(row: Any) -> Any:
+    """Leave out, at any depth, the fields of objects that are None.
+
+    Arrow gives every object all fields that any object of its column has, so the arguments of
+    one call would come with the names of all others'.
+    """
+    if isinstance(row, dict):
+        return {name: _without_fill(value) for name, value in row.items() if value is not None}
+    return [_without_fill(value) for value in row] if isinstance(row, list) else row

@@ -19,6 +19,16 @@ TRAIN_CONTEXT = {
     "help_option_names": [],
 }
 ANSWERS, TAPS = "Answers by the target", "Cached taps"
+#: Options of `prepare` that are read with another one only, and those that another one replaces.
+READ_WITH = {
+    "regenerate": ("answers", "server", "batch_size", "max_new_tokens", "temperature", "seed"),
+    "server": ("model", "api_key", "n_threads", "timeout"),
+    "cache_taps": ("taps_dtype", "drafter", "architecture", "num_taps", "target_layer_id"),
+}
+REPLACED_BY = {
+    "server": ("batch_size",),
+    "drafter": ("architecture", "num_taps", "target_layer_id"),
+}
 
 
 def _number(help_text: str, panel: str | None = None, metavar: str = "N") -> Any:
@@ -26,6 +36,7 @@ def _number(help_text: str, panel: str | None = None, metavar: str = "N") -> Any
 
 
 def prepare(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -151,8 +162,7 @@ def prepare(
         from .preparing import prepare as run
 
         options = _template_options(thinking, template_option or [])
-        if server is not None and not regenerate:
-            raise ValueError("`server` answers turns anew: give --regenerate, too.")
+        _check_each_is_read(_given(context), Path(source).is_file())
         run(
             source,
             out,
@@ -219,6 +229,42 @@ def _shown_log() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Options on the command line; a key of the environment is there for other programs, too."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, where in sources.items() if where and where.name == "COMMANDLINE"}
+
+
+def _check_each_is_read(given: set[str], is_file: bool) -> None:
+    for needed, names in READ_WITH.items():
+        for name in names:
+            if name in given and needed not in given:
+                raise ValueError(
+                    f"`{name}` is read with {_flag(needed)} only: give that, too, or leave "
+                    f"{_flag(name)} out."
+                )
+    for other, names in REPLACED_BY.items():
+        for name in names:
+            if name in given and other in given:
+                raise ValueError(
+                    f"`{name}` is not read with {_flag(other)}: leave one of them out."
+                )
+    answers_here = "regenerate" in given and "server" not in given
+    if "target_dtype" in given and not answers_here and "cache_taps" not in given:
+        raise ValueError(
+            "`target_dtype` is read where the target is run here: with --cache-taps, or with "
+            "--regenerate and no --server. Leave --target-dtype out."
+        )
+    if "split" in given and is_file:
+        raise ValueError(
+            "`split` is for a dataset on the Hub, but `source` is a file here. Leave --split out."
+        )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _template_options(thinking: bool | None, given: Sequence[str]) -> dict[str, Any]:

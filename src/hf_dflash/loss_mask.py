@@ -87,9 +87,7 @@ class ChatEncoder:
             )
         self.tokenizer = tokenizer
         self.merge_turns = merge_turns
-        added = tokenizer.added_tokens_decoder
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
-        self._special_ids.update(tokenizer.all_special_ids)
+        self._special_ids = special_ids(tokenizer)
 
     def encode(self, chat: Chat) -> EncodedChat:
         """Encode a chat: a row for every assistant turn, or fewer where turns could be merged.
@@ -133,7 +131,7 @@ class ChatEncoder:
             answer, tagged = self._answer(prompt, full, chat.messages[turn])
             answer = answer[: self._turn_end(answer)]
             was_cut = not chat.finished and turn == len(chat.messages) - 1
-            if was_cut and answer[-1:] and answer[-1] in self._special_ids:
+            while was_cut and answer and answer[-1] in self._special_ids:
                 answer = answer[:-1]  # the template's; the target would have gone on
             mask = self._answer_mask(answer, tagged)
         return EncodedRow(prompt.ids + answer, [0] * len(prompt.ids) + mask)
@@ -165,13 +163,15 @@ class ChatEncoder:
     def _turn_end(self, answer: list[int]) -> int:
         """Count the answer's tokens, the one that ends the turn included, if there is one.
 
-        What a template puts after it (a line break, a second end token) is never generated.
+        What a template puts after it (a line break, a second end token) is never generated. Of
+        several end tokens it is the tokenizer's own, where decoding ends, or else the first.
         """
         end = len(answer)
         while end and (answer[end - 1] in self._special_ids or self._is_blank(answer[end - 1])):
             end -= 1
-        marks = (i for i in range(end, len(answer)) if answer[i] in self._special_ids)
-        return next(marks, end - 1) + 1
+        marks = [i for i in range(end, len(answer)) if answer[i] in self._special_ids]
+        own = [i for i in marks if answer[i] == self.tokenizer.eos_token_id]
+        return (own or marks or [end - 1])[0] + 1
 
     def _is_blank(self, token_id: int) -> bool:
         return not str(self.tokenizer.decode([token_id])).strip()
@@ -207,6 +207,13 @@ class ChatEncoder:
             raise UnusableTurnError(TEMPLATE_REFUSES, str(error)) from error
         tagged = list(encoded["assistant_masks"]) if has_tags else None
         return _Rendered(text, list(encoded["input_ids"]), encoded["offset_mapping"], tagged)
+
+
+def special_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
+    """Tokens that stand for no text of their own: ends of turns, roles, channels."""
+    added = tokenizer.added_tokens_decoder
+    ids = {token_id for token_id, token in added.items() if token.special}
+    return ids.union(tokenizer.all_special_ids)
 
 
 def encode_chat(

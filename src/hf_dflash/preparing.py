@@ -13,7 +13,7 @@ from .chats import Chat, read_chats
 from .configuration_dflash import DFlashConfig
 from .data import coloured
 from .loading import load_model, load_tokenizer
-from .loss_mask import EncodedRow
+from .loss_mask import EncodedRow, special_ids
 from .provenance import published_name
 from .regenerate import RegenerationReport, digest, regenerate_answers
 from .regenerate_server import regenerate_answers_from_server
@@ -103,6 +103,8 @@ def prepare(
         chats = read_chats(source, split=split, config=config)
         report = _regenerate(chats, target, tokenizer, regeneration, encoding.template_options)
         _show_regeneration(console, report, regeneration.answers)
+        if not report.n_answered + report.n_found:
+            raise ValueError(_nothing_answered(source, report, regeneration))
         source, config = str(regeneration.answers), None
     chats = read_chats(source, split=split, config=config)
     written = _encode(tokenizer, chats, encoding, out)
@@ -174,7 +176,7 @@ def _regenerate(
             **common,
         )
 
-    return regenerate_turns(chats, how.answers, options, answer)
+    return regenerate_turns(chats, how.answers, options, answer, special_ids(tokenizer))
 
 
 def _encode(tokenizer: Any, chats: Iterable[Chat], encoding: Encoding, out: Path) -> WrittenRows:
@@ -224,6 +226,16 @@ def _show_regeneration(console: Console, report: RegenerationReport, path: Path)
         markup=False,
         highlight=False,
         soft_wrap=True,
+    )
+
+
+def _nothing_answered(source: str, report: RegenerationReport, how: Regeneration) -> str:
+    if not report.n_left_out:
+        return f"`source` {source} must hold a turn to answer, got none. Is the file empty?"
+    return (
+        f"`source` {source} must hold a prompt that can be answered, but all {report.n_left_out} "
+        f"were left out; the log above says why. If they are too long, lower `max_new_tokens` "
+        f"({how.max_new_tokens})."
     )
 
 

@@ -88,10 +88,12 @@ def regenerate_answers(
             where a prompt has none of its own; kept with each answer.
 
     Raises:
-        ValueError: If an option is out of range, the tokenizer has no chat template, or
-            ``out_path`` holds answers made with other settings.
+        ValueError: If an option is out of range, ``max_new_tokens`` leaves no position of the
+            target for a prompt, the tokenizer has no chat template, or ``out_path`` holds answers
+            made with other settings.
     """
     check_options("batch_size", batch_size, max_new_tokens, temperature)
+    room = _room(target, max_new_tokens)
     options = template_options or {}
     config = _generation_config(target, tokenizer, temperature)
     settings = {
@@ -103,8 +105,6 @@ def regenerate_answers(
         **{name: getattr(config, name, None) for name in SAMPLING_FIELDS if temperature},
     }
     wanted = distinct(prompts, options)
-    n_positions = getattr(target.config.get_text_config(), "max_position_embeddings", None)
-    room = n_positions - max_new_tokens if n_positions else None
     rows = _usable_rows(ChatEncoder(tokenizer), wanted, room)
     writer = _LocalWriter(target, tokenizer, config, max_new_tokens, seed)
     with AnswerFile(Path(out_path), settings) as file:
@@ -270,6 +270,19 @@ def _model_name(target: "PreTrainedModel") -> str:
     # The folder's own name only: the same answers may be continued on another machine.
     path = Path(target.config.name_or_path or "")
     return path.name if path.is_dir() else str(target.config.name_or_path)
+
+
+def _room(target: "PreTrainedModel", max_new_tokens: int) -> int | None:
+    """Most tokens of a prompt; None if the target's positions are not limited."""
+    n_positions = getattr(target.config.get_text_config(), "max_position_embeddings", None)
+    if not n_positions:
+        return None
+    if max_new_tokens >= n_positions:
+        raise ValueError(
+            f"`max_new_tokens` must be less than the target's {n_positions} positions, which hold "
+            f"the prompt, too, got {max_new_tokens}. Give less."
+        )
+    return int(n_positions - max_new_tokens)
 
 
 def _usable_rows(

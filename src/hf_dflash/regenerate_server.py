@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from .answer_file import Answer, AnswerFile
 from .chats import Chat
 from .hub_errors import answer_of, is_the_hubs_own, status_of
+from .loss_mask import REASONING_FIELDS
 from .regenerate import (
     RegenerationReport,
     check_options,
@@ -28,6 +29,14 @@ logger = logging.getLogger(__name__)
 
 #: Seconds before a request that failed is sent again; after the last of them the run ends.
 PAUSES = (1.0, 4.0, 16.0)
+#: What servers answer to a request that they cannot take: one prompt's fault, such as its length.
+REFUSALS = (400, 413, 422)
+#: If all of the first so many prompts fail, and nothing is answered, it is no prompt's fault.
+FIRST_PROMPTS = 8
+
+
+class UnusableAnswerError(ValueError):
+    """An answer came that no chat template can take."""
 
 
 def regenerate_answers_from_server(
@@ -47,7 +56,9 @@ def regenerate_answers_from_server(
     """Answer ``prompts`` and append the answers to ``out_path`` as they come.
 
     Such a server gives text and no token ids, so the answers are tokenised again for training.
-    A run that was interrupted continues where it stopped when it is called again.
+    A run that was interrupted continues where it stopped when it is called again. A prompt that
+    the server refuses (too long, as a rule), or that it answers with a call whose arguments are no
+    JSON, is logged and left out.
 
     Args:
         base_url: Such as ``http://localhost:8000/v1``.
@@ -66,7 +77,8 @@ def regenerate_answers_from_server(
 
     Raises:
         ValueError: If an option is out of range, or ``out_path`` holds other answers.
-        RuntimeError: If a request fails; what was answered before is kept.
+        RuntimeError: If a request fails for another reason, or nothing is answered and the first
+            prompts are all left out; what was answered before is kept.
     """
     from huggingface_hub import InferenceClient
 
@@ -92,23 +104,37 @@ def regenerate_answers_from_server(
     wanted = distinct(prompts, options)
     with AnswerFile(Path(out_path), {"made_by": "server", "model": model, **common}) as file:
         waiting = [prompt for prompt in wanted if prompt_id(prompt) not in file.done]
-        _ask_in_threads(ask, waiting, file, n_threads)
-    return RegenerationReport(n_answered=len(waiting), n_found=len(wanted) - len(waiting))
+        n_left_out = _ask_in_threads(ask, waiting, file, n_threads)
+    return RegenerationReport(
+        n_answered=len(waiting) - n_left_out,
+        n_found=len(wanted) - len(waiting),
+        n_left_out=n_left_out,
+    )
 
 
 def _answer(choice: Any) -> Answer:
     message: dict[str, Any] = {"role": "assistant", "content": choice.message.content or ""}
-    # vLLM and SGLang put the thinking of a reasoning model here; templates read it back.
-    if reasoning := getattr(choice.message, "reasoning_content", None):
+    # Servers differ in where the thinking of a reasoning model is; templates read it back here.
+    said = (getattr(choice.message, name, None) for name in REASONING_FIELDS)
+    if reasoning := next(filter(None, said), None):
         message["reasoning_content"] = reasoning
     if calls := choice.message.tool_calls:
         # Servers give the arguments as JSON text; templates take them as an object.
         functions = [
-            {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
-            for call in calls
+            {"name": call.function.name, "arguments": _arguments(call.function)} for call in calls
         ]
         message["tool_calls"] = [{"type": "function", "function": call} for call in functions]
     return Answer(message, None, choice.finish_reason != "length")
+
+
+def _arguments(function: Any) -> Any:
+    try:
+        return json.loads(function.arguments)
+    except (ValueError, TypeError) as error:
+        raise UnusableAnswerError(
+            f"the arguments of its call of {function.name} are not JSON ({error}): "
+            f"{function.arguments!r:.80}"
+        ) from error
 
 
 def _ask_again(ask: Callable[[Chat], Answer], ended: Event, prompt: Chat) -> Answer:
@@ -133,24 +159,52 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, (HTTPError, OSError))
 
 
+def _is_one_prompts(error: Exception) -> bool:
+    """Whether other prompts may be answered all the same."""
+    return isinstance(error, UnusableAnswerError) or status_of(answer_of(error)) in REFUSALS
+
+
 def _ask_in_threads(
     ask: Callable[[Chat], Answer], prompts: list[Chat], file: AnswerFile, n_threads: int
-) -> None:
+) -> int:
+    """Append an answer for each prompt; how many were left out."""
     bar = tqdm(total=len(prompts), desc="Answers", unit="answer")
+    left_out: set[Future[Answer]] = set()
     with bar, ThreadPoolExecutor(n_threads) as pool:
         ended = Event()
         again = partial(_ask_again, ask, ended)
         futures = {pool.submit(again, prompt): prompt for prompt in prompts}
+        # By their order: refusals come sooner than answers.
+        first = list(futures)[:FIRST_PROMPTS]
         for future in as_completed(futures):
+            prompt = futures[future]
             try:
                 answer = future.result()
             except Exception as error:
-                ended.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-                slow = " Raise `timeout` if it is slow." if isinstance(error, TimeoutError) else ""
-                raise RuntimeError(
-                    f"The server failed to answer a prompt: {error}{slow} Give the same options "
-                    f"again to continue: {len(file.done)} answers are kept in {file.path}."
-                ) from error
-            file.append([record(futures[future], answer)])
+                left_out.add(future)
+                nothing_works = not file.done and left_out.issuperset(first)
+                if nothing_works or not _is_one_prompts(error):
+                    ended.set()
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise RuntimeError(_failure(error, file)) from error
+                logger.warning("Left out %s: %s", prompt.source, _reason(error))
+            else:
+                file.append([record(prompt, answer)])
             bar.update()
+    return len(left_out)
+
+
+def _failure(error: Exception, file: AnswerFile) -> str:
+    slow = " Raise `timeout` if it is slow." if isinstance(error, TimeoutError) else ""
+    return (
+        f"The server failed to answer a prompt: {_reason(error)}{slow} Give the same options "
+        f"again to continue: {len(file.done)} answers are kept in {file.path}."
+    )
+
+
+def _reason(error: Exception) -> str:
+    """One line, with what the server says of it: the client shows that of some errors only."""
+    refusal = answer_of(error)
+    body = refusal.response.text if refusal is not None and refusal.response is not None else ""
+    said = str(error) if body in str(error) else f"{error} {body[:300]}"
+    return " ".join(said.split())

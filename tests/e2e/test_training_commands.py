@@ -152,7 +152,7 @@ def test_rows_are_packed(place: Path) -> None:
     ("options", "pattern"),
     [
         (["--template-option", "x"], "`template_option` must be NAME=VALUE, got 'x'"),
-        (["--server", "http://x"], "`server` answers turns anew: give --regenerate, too"),
+        (["--regenerate"], "`max_new_tokens` must be less than the target's 512 positions.*2048"),
         (["--show", -1], "`show` must be at least 0, got -1"),
         (["--taps-dtype", "int4", "--cache-taps", "x"], "`taps_dtype` must be one of .*'int4'"),
         (["--max-length", 1], "`max_length` must be at least 2, got 1"),
@@ -164,6 +164,57 @@ def test_bad_options_of_prepare(place: Path, tmp_path: Path, options: Any, patte
     result = invoke("prepare", place / "chats.jsonl", tmp_path / "r.jsonl", *target, *options)
     assert_refused(result, pattern)
     assert not list(tmp_path.iterdir())
+
+
+ANSWERING = ["--regenerate", "--max-new-tokens=9"]
+SERVER = [*ANSWERING, "--server=http://x"]
+UNREAD = [
+    *(
+        ([f"--{name}={value}"], f"`{name.replace('-', '_')}` is read with --regenerate only")
+        for name, value in {
+            "answers": "a.jsonl", "server": "http://x", "batch-size": 32, "max-new-tokens": 7,
+            "temperature": 0.0, "seed": 0,
+        }.items()
+    ),
+    *(
+        ([*ANSWERING, f"--{name}={value}"], f"`{name.replace('-', '_')}` is read with --server")
+        for name, value in {"model": "x", "api-key": "x", "n-threads": 16, "timeout": 600}.items()
+    ),
+    *(
+        ([f"--{name}={value}"], f"`{name.replace('-', '_')}` is read with --cache-taps only")
+        for name, value in {
+            "taps-dtype": "float8", "drafter": "x", "architecture": "dflare", "num-taps": 5,
+            "target-layer-id": 1,
+        }.items()
+    ),
+    ([*SERVER, "--batch-size=4"], "`batch_size` is not read with --server"),
+    *(
+        (["--cache-taps=x", "--drafter=x", option], "` is not read with --drafter: leave one")
+        for option in ("--architecture=dflare", "--num-taps=5", "--target-layer-id=1")
+    ),
+    (["--target-dtype=float32"], "`target_dtype` is read where .* Leave --target-dtype out"),
+    ([*SERVER, "--target-dtype=float32"], "`target_dtype` is read where .* no --server"),
+    (["--split=test"], "`split` is for a dataset on the Hub, but .* Leave --split out"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "pattern"), UNREAD)
+def test_an_option_that_is_not_read_is_refused(
+    place: Path, tmp_path: Path, options: Any, pattern: str
+) -> None:
+    target = ["--target", place / "target"]
+    result = invoke("prepare", place / "chats.jsonl", tmp_path / "r.jsonl", *target, *options)
+    assert_refused(result, pattern)
+    assert not list(tmp_path.iterdir())
+
+
+def test_prompts_that_are_all_left_out(place: Path, tmp_path: Path) -> None:
+    words = ["--target", place / "target", "--regenerate", "--max-new-tokens", 511]
+    result = invoke("prepare", place / "chats.jsonl", tmp_path / "r.jsonl", *words)
+    assert_refused(result, "all 8 were left out; .* lower `max_new_tokens` .511")
+    save_chats(tmp_path / "none.jsonl", 0)
+    result = invoke("prepare", tmp_path / "none.jsonl", tmp_path / "none_r.jsonl", *words)
+    assert_refused(result, "must hold a turn to answer, got none. Is the file empty?")
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "nowhere/rows.jsonl"])

@@ -63,9 +63,27 @@ def test_what_a_record_carries_is_kept():
     assert chat.labels == {"kind": "tools", "score": 0.5}
 
 
+def test_the_system_field_of_sharegpt_is_the_first_turn():
+    system = {"role": "system", "content": "Be a pirate."}
+    record = {"conversations": HELLO, "system": "Be a pirate.", "kind": "a"}
+    chat = chat_of(record)
+    assert chat.messages == [system, *HELLO]
+    assert chat.labels == {"kind": "a"}
+    said_twice = {**record, "conversations": [system, *HELLO]}
+    assert chat_of(said_twice).messages == [system, *HELLO]
+    for nothing in ("", None):
+        chat = chat_of({**record, "system": nothing})
+        assert (chat.messages, chat.labels) == (HELLO, {"kind": "a"})
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
+        ({"conversations": HELLO, "system": 3}, "`system` must be text, got 3"),
+        (
+            {"conversations": [{"from": "system", "value": "a"}, *HELLO], "system": "b"},
+            "`system` must be what the first turn says, .* got 'b' and 'a'. Remove one of them",
+        ),
         (["Hi"], "a record must be an object, got list"),
         ({"question": "Hi"}, r"needs one of messages, .* got the fields \['question'\]"),
         ({"messages": []}, "`messages` must be a list of turns, got"),
@@ -149,6 +167,63 @@ def test_parquet_is_read(tmp_path):
     assert [chat.messages for chat in chats] == [HELLO, HELLO[:1]]
     assert [chat.labels for chat in chats] == [{"kind": "a"}, {}]
     assert chats[1].source == f"{path}, row 1"
+
+
+def call(**arguments):
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+# As arrow gives them: each object has the fields of all others in its column.
+FILLED = [
+    {
+        "messages": [
+            {"role": "user", "content": "a", "tool_calls": None},
+            {"role": "assistant", "content": None, "tool_calls": [call(city="X", day=None)]},
+        ],
+        "chat_template_kwargs": {"enable_thinking": None, "x": 1},
+        "tools": [{"name": "f", "parameters": {"city": "s", "day": None, "of": ["a", None]}}],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "b", "tool_calls": None},
+            {"role": "assistant", "content": None, "tool_calls": [call(city=None, day="Mo")]},
+        ],
+        "chat_template_kwargs": {"enable_thinking": True, "x": None},
+        "tools": None,
+    },
+]
+
+
+def assert_without_fill(chats):
+    calls = [chat.messages[1] for chat in chats]
+    assert calls == [
+        {"role": "assistant", "tool_calls": [call(city="X")]},
+        {"role": "assistant", "tool_calls": [call(day="Mo")]},
+    ]
+    assert [chat.template_options for chat in chats] == [{"x": 1}, {"enable_thinking": True}]
+    tools = [{"name": "f", "parameters": {"city": "s", "of": ["a", None]}}]
+    assert [chat.tools for chat in chats] == [tools, None]
+
+
+def test_what_arrow_fills_in_is_left_out(monkeypatch, tmp_path):
+    def load_dataset(*_, **__):
+        return iter(FILLED)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert_without_fill(list(read_chats("org/chats")))
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet.write_table(pyarrow.Table.from_pylist(FILLED), tmp_path / "chats.parquet")
+    assert_without_fill(list(read_chats(tmp_path / "chats.parquet")))
+
+
+def test_a_null_of_json_lines_is_meant_but_for_a_template_option(tmp_path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps(FILLED[0]))
+    (chat,) = read_chats(path)
+    assert chat.messages[1]["tool_calls"] == [call(city="X", day=None)]
+    assert chat.tools[0]["parameters"]["day"] is None
+    assert chat.template_options == {"x": 1}
 
 
 def test_parquet_is_read_in_parts(monkeypatch, tmp_path):

@@ -78,6 +78,24 @@ def test_a_cut_answer_without_recorded_tokens_has_no_end_either():
     assert row.loss_mask[-1] == 1
 
 
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("</s><|im_end|>\n", "b</s><|im_end|>"),  # a call's end, then the turn's
+        ("</s>\n<|im_end|>\n<|im_end|>", "b</s>\n<|im_end|>"),
+        ("<|im_end|>\n</s>", "b<|im_end|>"),
+        ("<|eot|></s>", "b<|eot|>"),  # none is the tokenizer's own
+    ],
+)
+def test_of_several_end_tokens_the_tokenizers_own_ends_the_turn(end, expected):
+    tokenizer = with_template(byte_tokenizer(), CHATML.replace("<|im_end|>\n", end))
+    (row,) = encode_chat(tokenizer, Chat(talk("a", "b")))
+    assert supervised(tokenizer, row) == expected
+    if "\n" not in expected:
+        (cut,) = encode_chat(tokenizer, Chat(talk("a", "b"), finished=False))
+        assert supervised(tokenizer, cut) == "b"
+
+
 def test_recorded_tokens_are_the_last_answers_only():
     tokenizer = with_template(byte_tokenizer(), CHATML)
     ids = [*tokenizer("d")["input_ids"], tokenizer.eos_token_id]

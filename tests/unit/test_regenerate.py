@@ -243,6 +243,10 @@ def test_what_cannot_be_answered_is_left_out_and_counted(target, tokenizer, tmp_
     [
         ({"batch_size": 0}, "`batch_size` must be at least 1, got 0"),
         ({"max_new_tokens": 0}, "`max_new_tokens` must be at least 1, got 0"),
+        (
+            {"max_new_tokens": 512},
+            "`max_new_tokens` must be less than the target's 512 positions, .* got 512. Give less",
+        ),
         ({"temperature": -1.0}, r"`temperature` must be 0 \(greedy\) or more, got -1.0"),
         ({"temperature": float("nan")}, "`temperature` must be 0"),
     ],

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
 from typing import Any
@@ -13,6 +14,8 @@ from huggingface_hub import constants
 from hf_dflash import regenerate_server
 from hf_dflash.answer_file import settings_path
 from hf_dflash.chats import Chat, read_chats
+from hf_dflash.loss_mask import REASONING_FIELDS
+from hf_dflash.regenerate import RegenerationReport
 from hf_dflash.regenerate_server import regenerate_answers_from_server
 
 PROMPTS = [Chat([{"role": "user", "content": f"q{i}"}], labels={"n": i}) for i in range(8)]
@@ -33,7 +36,8 @@ class StandIn(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: set[str | None] = set()
         self.lock = Lock()
-        self.fails_at: str | None = None
+        self.fails_at: set[str] = set()
+        self.refusal = 400
         self.faults: list[int] = []  # what the next requests get; 0: a broken connection
         self.message: dict[str, Any] = {}
         self.finish_reason = "stop"
@@ -66,8 +70,10 @@ class Handler(BaseHTTPRequestHandler):
             {"id": "1", "object": "chat.completion", "created": 1, "model": "m",
              "choices": [choice], "usage": None}
         ).encode()  # fmt: skip
-        known = self.path == "/v1/chat/completions" and question != self.server.fails_at
-        self.send_response(fault or (200 if known else 400))
+        known = self.path == "/v1/chat/completions" and question not in self.server.fails_at
+        if not known:
+            reply = b'{"object": "error", "message": "maximum context length"}'
+        self.send_response(fault or (200 if known else self.server.refusal))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(reply)))
         self.end_headers()
@@ -122,12 +128,12 @@ def test_answers_come_through_a_server(tmp_path):
 def test_a_failing_server_loses_nothing(tmp_path):
     path = tmp_path / "answers.jsonl"
     with stand_in() as server:
-        server.fails_at = "q7"
+        server.fails_at, server.refusal = {"q7"}, 404
         with pytest.raises(RuntimeError, match=r"failed to answer a prompt: .* answers are kept"):
             run(server, path, n_threads=1)
         n_kept = len(path.read_text().splitlines())
         assert n_kept == 7
-        server.fails_at = None
+        server.fails_at = set()
         server.requests.clear()
         report = run(server, path)
         assert (report.n_answered, report.n_found) == (1, 7)
@@ -162,12 +168,52 @@ def test_a_request_that_may_pass_is_sent_again(tmp_path, caplog, fault):
         assert len(server.requests) == 8
 
 
-def test_a_request_that_the_server_refuses_is_sent_once(tmp_path):
+@pytest.mark.parametrize("refusal", [400, 413, 422])
+def test_a_request_that_the_server_refuses_is_sent_once_and_left_out(tmp_path, caplog, refusal):
+    prompts = [replace(prompt, source=f"line {i}") for i, prompt in enumerate(PROMPTS)]
     with stand_in() as server:
-        server.fails_at = "q0"
+        server.fails_at, server.refusal = {"q0", "q5"}, refusal
+        report = run(server, tmp_path / "a", prompts)
+        assert report == RegenerationReport(n_answered=6, n_found=0, n_left_out=2)
+        assert len(server.requests) == 8
+        assert "Left out line 5: " in caplog.text
+        assert caplog.text.count("maximum context length") == 2
+        report = run(server, tmp_path / "a", prompts)
+        assert report == RegenerationReport(n_answered=0, n_found=6, n_left_out=2)
+    assert len((tmp_path / "a").read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize("refusal", [401, 403, 404])
+def test_a_refusal_that_is_no_prompts_fault_ends_the_run(tmp_path, refusal):
+    with stand_in() as server:
+        run(server, tmp_path / "a", PROMPTS[:1])
+        server.fails_at, server.refusal = {"q1"}, refusal
         with pytest.raises(RuntimeError, match="failed to answer a prompt"):
-            run(server, tmp_path / "a", PROMPTS[:1])
-        assert len(server.requests) == 1
+            run(server, tmp_path / "a", PROMPTS)
+
+
+def test_a_server_that_refuses_every_prompt_ends_the_run(tmp_path, monkeypatch):
+    with stand_in() as server:
+        server.fails_at = {"q0", "q1"}
+        with pytest.raises(RuntimeError, match=r"failed to answer a prompt: .*maximum context"):
+            run(server, tmp_path / "a", PROMPTS[:2])
+        assert len(server.requests) == 2
+        monkeypatch.setattr(regenerate_server, "FIRST_PROMPTS", 2)
+        server.requests.clear()
+        with pytest.raises(RuntimeError, match="failed to answer a prompt"):
+            run(server, tmp_path / "a", n_threads=1)
+        assert len(server.requests) < 8
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', None])
+def test_a_call_whose_arguments_are_no_json_is_left_out(tmp_path, caplog, arguments):
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    with stand_in() as server:
+        run(server, tmp_path / "a", PROMPTS[:1])
+        server.message = {"content": None, "tool_calls": [call]}
+        report = run(server, tmp_path / "a", PROMPTS[:3])
+        assert report == RegenerationReport(n_answered=0, n_found=1, n_left_out=2)
+    assert "the arguments of its call of now are not JSON" in caplog.text
 
 
 def test_a_run_that_has_ended_asks_nothing_again():
@@ -203,6 +249,16 @@ def test_cut_answers_reasoning_and_tool_calls_are_kept(tmp_path):
             {"type": "function", "function": {"name": "now", "arguments": {"a": 1}}},
         ],
     }
+
+
+@pytest.mark.parametrize("name", REASONING_FIELDS)
+def test_reasoning_is_kept_wherever_the_server_puts_it(tmp_path, name):
+    with stand_in() as server:
+        server.message = {"reasoning_content": None, name: "hm"}
+        run(server, tmp_path / "a.jsonl", PROMPTS[:1])
+    (chat,) = read_chats(tmp_path / "a.jsonl")
+    expected = {"role": "assistant", "content": "a0", "reasoning_content": "hm"}
+    assert chat.messages[-1] == expected
 
 
 def test_answers_of_another_model_are_refused(tmp_path):

@@ -19,9 +19,15 @@ OPTIONS = {"enable_thinking": False}
 class Echo:
     """A target that answers with the number of turns before it, and writes what it was asked."""
 
-    def __init__(self, path: Path, cut: str | None = None, left_out: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        cut: str | None = None,
+        left_out: str | None = None,
+        ids: list[int] | None = None,
+    ) -> None:
         self.path = path
-        self.cut, self.left_out = cut, left_out
+        self.cut, self.left_out, self.ids = cut, left_out, ids
         self.asked: list[list[list[str]]] = []
 
     def __call__(self, prompts: list[Chat]) -> RegenerationReport:
@@ -36,7 +42,7 @@ class Echo:
     def answer(self, prompt: Chat) -> Answer:
         text = f"answer {len(prompt.messages)}"
         return Answer(
-            {"role": "assistant", "content": text}, None, self.cut not in contents(prompt)
+            {"role": "assistant", "content": text}, self.ids, self.cut not in contents(prompt)
         )
 
 
@@ -83,6 +89,28 @@ def test_a_chat_ends_where_it_cannot_go_on(tmp_path: Path, how: str) -> None:
     report = regenerate_turns(chats, target.path, OPTIONS, target)
     assert [len(prompts) for prompts in target.asked] == [2, 2]
     assert report.n_left_out == (how == "left_out")
+
+
+@pytest.mark.parametrize(
+    ("ids", "goes_on"),
+    [
+        ([5, 6, 1], True),
+        ([5, 6, 2, 1], True),  # two end tokens
+        ([5, 2, 6, 1], False),
+        ([2, 5, 6, 1], False),
+    ],
+)
+def test_an_answer_that_its_text_does_not_tell_ends_the_chat(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ids: list[int], goes_on: bool
+) -> None:
+    target = Echo(tmp_path / "answers.jsonl", ids=ids)
+    chats = [chat("u1", "a1", "u2", source="line 1"), chat("u3", "a3"), chat("u4", "a4", "t4")]
+    report = regenerate_turns(chats, target.path, OPTIONS, target, special_ids={1, 2})
+    # A given call stands in the place of an answer, so its text is not needed.
+    second = [["u1", "answer 1", "u2"], ["u4", "a4", "t4"]]
+    assert target.asked == [[["u1"], ["u3"], ["u4"]], second if goes_on else second[1:]]
+    assert report == RegenerationReport(4 + goes_on, 0, int(not goes_on))
+    assert ("Ended 1 chats" in caplog.text and "first line 1." in caplog.text) != goes_on
 
 
 def test_a_call_is_kept_before_its_results(tmp_path: Path) -> None:
