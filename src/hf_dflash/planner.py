@@ -11,6 +11,7 @@ vocabulary, L draft layers, T taps, Ht target hidden size.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -23,6 +24,8 @@ from .attention_masks import part_queries
 from .on_policy import PART_DRAFTS
 from .target import text_config
 from .training_checks import collator_for, longest_row
+
+logger = logging.getLogger(__name__)
 
 TRAIN_BATCH, EVAL_BATCH = "per_device_train_batch_size", "per_device_eval_batch_size"
 _MIB = 2**20
@@ -67,6 +70,16 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether that is available."""
         return self.needed <= self.available
+
+    def tell(self) -> None:
+        """Log it, and what to lower if it does not fit."""
+        logger.info(self.summary())
+        if not self.fits:
+            logger.warning(
+                "This may not fit into memory: lower `%s`, `n_anchors` or the length of rows. %s",
+                self.batch_option,
+                self.summary(),
+            )
 
     def summary(self) -> str:
         """One line for the log."""

@@ -310,14 +310,7 @@ class DFlashTrainer(Trainer):
         if self.plan is None:
             parts = (self.step.config, self.args, self.model, self.target)
             self.plan = plan_step(*parts, self.train_dataset, self.eval_dataset)
-            logger.info(self.plan.summary())
-            if not self.plan.fits:
-                logger.warning(
-                    "This may not fit into memory: lower `%s`, `n_anchors` or the length of "
-                    "rows. %s",
-                    self.plan.batch_option,
-                    self.plan.summary(),
-                )
+            self.plan.tell()
         return self.plan
 
     # ---- saving ----
