@@ -29,7 +29,11 @@ PACKED = {
     "loss_mask": [0, 0] + [1] * 8 + [0] + [1] * 8 + [0],
     "document_ids": [1] * 10 + [2] * 9 + [0],
 }
+ATTENTION = ["sdpa", "eager", "flex_attention"]
 ROWS = [PACKED, row_of(random_ids(20, 3))]
+
+
+pytestmark = pytest.mark.filterwarnings(UNCOMPILED_WARNING)
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +61,8 @@ def real_blocks(batch: dict[str, Tensor]) -> list[tuple[int, int, int]]:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.filterwarnings(UNCOMPILED_WARNING)
 def test_hidden_states_at_or_behind_the_anchor(
     target: Any, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,9 +91,13 @@ def test_hidden_states_at_or_behind_the_anchor(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_tokens_of_other_blocks(target: Any, kind: str) -> None:
-    drafter = training_drafter(target, kind)
+def test_tokens_of_other_blocks(
+    target: Any, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_flex_uncompiled(monkeypatch)
+    drafter = training_drafter(target, kind, attn_implementation=attention)
     batch = batch_of(ROWS)
     taps = step_of(target, drafter).target_states(batch).taps
     before = logits_of(target, drafter, batch, taps)
@@ -105,9 +112,13 @@ def test_tokens_of_other_blocks(target: Any, kind: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("kind", DRAFTERS)
-def test_tokens_of_other_documents_and_padding(target: Any, kind: str) -> None:
-    drafter = training_drafter(target, kind)
+def test_tokens_of_other_documents_and_padding(
+    target: Any, kind: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_flex_uncompiled(monkeypatch)
+    drafter = training_drafter(target, kind, attn_implementation=attention)
     batch = batch_of(ROWS)
     before = block_logits(target, drafter, batch)
     home = batch["document_ids"][0][batch["anchors"][0].clamp(min=0)]
