@@ -4,17 +4,13 @@
     python examples/train_smollm2.py OUT --warm-start DIR # from a trained drafter
     python examples/train_smollm2.py OUT --resume         # go on after an interruption
 
-The shipped drafters, without a GPU (C, and D for DFlare); PROTOTYPE was one of 16-token blocks,
-trained elsewhere:
+The shipped drafters, A for DFlash and B for DFlare, on two cores with bfloat16 instructions (AMX):
 
-    cpu="--taps TAPS --sampled-tokens 2048 --anchors 32 --learning-rate 1e-3 --eval-prompts 0"
-    first="--n-answers 1344 --schedule constant_with_warmup --max-steps 700"
-    python examples/train_smollm2.py A $cpu $first --warm-start PROTOTYPE
-    second="--n-answers 2148 --max-steps 1900"
-    python examples/train_smollm2.py B $cpu $second --warm-start A/drafter
-    python examples/train_smollm2.py C $cpu --warm-start B/drafter --max-steps 1700
-    flare="--architecture dflare --max-steps 800"
-    python examples/train_smollm2.py D $cpu $flare --warm-start B/drafter
+    cpu="--taps TAPS --dtype bfloat16 --sampled-tokens 2048 --batch-size 16 --eval-prompts 0"
+    new="--from-target --anchors 4 --learning-rate 2e-3 --epochs 40 --eval-steps 573"
+    python examples/train_smollm2.py A $cpu $new
+    flare="--architecture dflare --anchors 4 --learning-rate 1e-3 --max-steps 1148"
+    python examples/train_smollm2.py B $cpu $flare --warm-start A/drafter --eval-steps 287
 
 The prompts come from `smollm2_prompts.py`, the answers from the target (`regenerate_answers`).
 Held-out prompts share templates with the trained ones, but none of their fillers; on them the
