@@ -1,10 +1,10 @@
 """Draw the figures of the pages: python docs/figures/draw.py [FOLDER].
 
 Needs matplotlib (extra ``plot``). Those of docs/how-it-works.md show no measurement: they are drawn
-from the package's own mask rule and loss weights, and from the definition of the speed-up. That of
-docs/training.md is what `benchmarks/training_runs.py` wrote. The same code makes the same files; a
-test holds the committed ones to that. White paper, so that they can be read on dark pages too; 5
-inches wide, so that letters keep their size on a phone.
+from the package's own mask rule and loss weights, and from the definition of the speed-up. Those of
+docs/training.md are what `benchmarks/training_runs.py` and the shipped drafter's training wrote.
+The same code makes the same files; a test holds the committed ones to that. White paper, so that
+they can be read on dark pages too; 5 inches wide, so that letters keep their size on a phone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from hf_dflash.blocks import BlockMaskRule
 from hf_dflash.losses import decay_weights, progressive_gamma
 from hf_dflash.training_arguments import PUBLISHED_GAMMA
 from hf_dflash.training_comparison import TRAINING_COMPARISON_NAME, read_training_comparison
+from hf_dflash.training_log import TRAINING_LOG_NAME, read_training_log
 
 WIDTH_IN = 5.0
 THREE_SEEDS = "architecture, three seeds"
@@ -263,10 +264,14 @@ def draw_speedup() -> Figure:
     return figure
 
 
+def shipped(architecture: str) -> Path:
+    """The folder of a drafter of this repository."""
+    return Path(__file__).parents[2] / "model_cards" / f"smollm2-135m-instruct-{architecture}"
+
+
 def training_runs(architecture: str) -> dict[str, list[list[float]]]:
     """Steps, then acceptance lengths of each seed, by run; compared in that drafter's card."""
-    folder = Path(__file__).parents[2] / "model_cards" / f"smollm2-135m-instruct-{architecture}"
-    comparison = read_training_comparison(folder / TRAINING_COMPARISON_NAME)
+    comparison = read_training_comparison(shipped(architecture) / TRAINING_COMPARISON_NAME)
     steps = [float(step) for step in comparison.steps()]
     return {name: [steps, *seeds] for name, seeds in comparison.lengths().items()}
 
@@ -301,12 +306,40 @@ def draw_runs() -> Figure:
     return figure
 
 
+def draw_training() -> Figure:
+    """What the shipped drafter knew of held-out rows as its training went on."""
+    log = read_training_log(shipped("dflash") / TRAINING_LOG_NAME).log
+    evaluations = [entry for entry in log if "eval_acceptance_length" in entry]
+    steps = [entry["step"] for entry in evaluations]
+    figure = Figure(figsize=(WIDTH_IN, 5.3))
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    figure.subplots_adjust(left=0.11, right=0.94, top=0.94, bottom=0.1, hspace=0.3)
+    lengths = [entry["eval_acceptance_length"] for entry in evaluations]
+    upper.plot(steps, lengths, marker="o", ms=3.5, lw=1.6, color=CONTEXT)
+    upper.set_title("acceptance length")
+    upper.set_ylim(bottom=1)
+    slots = (1, 3, 5, 7)
+    shades = mpl.colormaps["viridis"](torch.linspace(0.0, 0.8, len(slots)).tolist())
+    for k, shade in zip(slots, shades, strict=True):
+        shares = [entry[f"eval_accuracy_{k}"] for entry in evaluations]
+        lower.plot(steps, shares, marker="o", ms=3.5, lw=1.6, color=shade, label=f"draft {k}")
+    lower.set(ylim=(0, 1), yticks=[0, 0.5, 1])
+    lower.set_title("share of right drafts, by slot")
+    lower.legend(loc="upper left", fontsize=9, handlelength=1.2, ncols=len(slots))
+    lower.set_xticks(range(0, 12001, 4000))
+    lower.set_xlabel("training step")
+    for axes in (upper, lower):
+        axes.grid(axis="y")
+    return figure
+
+
 FIGURES: dict[str, Callable[[], Figure]] = {
     "cycle": draw_cycle,
     "mask": draw_mask,
     "weights": draw_weights,
     "speedup": draw_speedup,
     "runs": draw_runs,
+    "training": draw_training,
 }
 
 

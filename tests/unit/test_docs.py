@@ -85,7 +85,8 @@ def test_the_figures_are_what_their_script_draws(tmp_path: Path) -> None:
     drawn = sorted(tmp_path.iterdir())
     assert [path.name for path in drawn] == sorted(p.name for p in DOCS.glob("figures/*.svg"))
     for path in drawn:
-        page = "training.md" if path.name == "runs.svg" else "how-it-works.md"
+        of_training = path.name in ("runs.svg", "training.svg")
+        page = "training.md" if of_training else "how-it-works.md"
         assert f"figures/{path.name})" in text_of(page)
         drawing, places = drawing_and_places(path)
         committed, committed_places = drawing_and_places(DOCS / "figures" / path.name)
